@@ -62,7 +62,7 @@ DRAFTS = "tests/vllm/test_drafts.py"
 EVENTS = "tests/test_vllm_events.py"
 MUTANTS = [
     Mutant("the tier gives a save up without revoking it", "tier/jobs.py",
-        "            memory.revoke(job.word)\n", "            pass\n",
+        "            memory.words.revoke(job.word)\n", "            pass\n",
         "neither_holds_rows", "with the bytes of another chunk", where=TIER),
     Mutant("the tier copies on what did not verify", "tier/jobs.py",
         "if status == BlockStatus.OK:", "if status >= BlockStatus.OK:",
@@ -71,8 +71,8 @@ MUTANTS = [
         "identified = identity_pairs(pairs | layout)", "identified = identity_pairs(pairs)",
         "chunks_of_another_layout", "assert", where=CONTRACT),
     Mutant("a reset leaves the tier in the space of the old weights", "tier/manager.py",
-        "            if self._generations.after_reset():\n                self._move()\n",
-        "            self._generations.after_reset()\n",
+        "        if self._generations.after_reset():\n            self._move()\n",
+        "        self._generations.after_reset()\n",
         "means_other_weights", "assert", where=CONTRACT),
     Mutant("a state is loaded at the wrong boundary", "scheduler/loads.py",
         "run.hashes.append(hashes[(i + 1) * scale - 1])",
@@ -160,7 +160,7 @@ MUTANTS = [
         "follow_weights_that_changed_unobserved", "blocks of other weights|finds",
         where="tests/test_vllm_new_weights.py"),
     Mutant("a job goes out in another space than it was planned for", "worker/side.py",
-        "if session.registered.space != plan.space or not", "if not",
+        "(session.boot, session.registered.space) == (plan.boot, plan.space)", "session.boot == plan.boot",
         "planned_before_the_change", "goes out under the new identity"),
     Mutant("a file may change between its load and its digest", "../files.py",
         "state.changed >= since_ns and", "state.changed < 0 and",

@@ -1,12 +1,10 @@
 """GPU memory and events shared with another process of this machine. Imports no torch by itself.
 
-The CUDA driver calls in use go through ctypes: properties of addresses, and handles that other
-processes can open; and GPU memory as regions of a registration (docs/PROTOCOL.md, "Region kinds"),
-derived from its address alone. Memory of cudaMalloc has one IPC handle for the whole allocation, of
-which the region is a part. Virtual memory (such as torch's expandable segments) consists of chunks,
-each with its own descriptor. Each call needs a thread with a current CUDA context, like a worker's
-main thread. See the driver API's reference, sections "Memory Management", "Virtual Memory
-Management" and "Unified Addressing".
+The CUDA driver calls in use go through ctypes (see the driver API's reference). GPU memory becomes
+regions of a registration (docs/PROTOCOL.md, "Region kinds") by its address alone. Memory of
+cudaMalloc has one IPC handle for the whole allocation, of which the region is a part. Virtual
+memory (such as torch's expandable segments) consists of chunks, each with its own descriptor. Each
+call needs a thread with a current CUDA context, like a worker's main thread.
 
 A GPU's clock is its compute stream, which itself signals its progress to the agent: after a step's
 kernels it records the step's event, then writes the step's number into host memory that the agent
@@ -81,9 +79,7 @@ class CudaDriver:
         return handle.raw
 
     def descriptor(self, address: int) -> int:
-        """Return a new descriptor of the address's chunk of virtual memory; the caller closes
-        it.
-        """
+        """Return a new descriptor, to be closed, of the address's chunk of virtual memory."""
         piece, fd = ctypes.c_uint64(), ctypes.c_int(-1)
         self._call("cuMemRetainAllocationHandle", ctypes.byref(piece), ctypes.c_void_p(address))
         try:
@@ -194,9 +190,6 @@ class CudaClock:
             words.put_handle(i, bytes(event.ipc_handle()))
         self._write = gpu.word(words)
 
-    def begin(self, step: int) -> None:
-        """Do nothing before the step's kernels are launched."""
-
     def end(self, step: int) -> None:
         """Record the step's event and write its number, after all kernels are launched."""
         self._events[self.event(step)].record()
@@ -208,13 +201,9 @@ class CudaClock:
 
     def close(self) -> None:
         """Stop signalling."""
-        self._write = _nothing  # the words are about to be freed
+        self._write = lambda _: None  # the words are about to be freed
         self._gpu.close()
         self.words.close()
-
-
-def _nothing(step: int) -> None:
-    """Do nothing: the words are gone."""
 
 
 class TorchGpu:
@@ -233,10 +222,7 @@ class TorchGpu:
             return self._torch.cuda.Event(interprocess=True)
 
     def word(self, words: SyncWords) -> Callable[[int], None]:
-        """Map the words for the GPU.
-
-        Return a function that writes the step word on the current stream.
-        """
+        """Map the words for the GPU. Return what writes the step word on the current stream."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(words.memory.view))
         with self._torch.cuda.device(self._device):
             result = self._torch.cuda.cudart().cudaHostRegister(address, words.memory.size, 0)

@@ -8,10 +8,7 @@ class KVAgentError(Exception):
 
 
 class Malformed(KVAgentError):
-    """Bytes or values that the protocol does not allow.
-
-    The text names the field and what is allowed.
-    """
+    """What the protocol does not allow. The text names the field and what is allowed."""
 
 
 class WrongSetting(KVAgentError):
@@ -44,15 +41,11 @@ class Refused(KVAgentError):
 
 
 class SessionBroken(KVAgentError):
-    """The agent violated the protocol.
-
-    Nothing more is sent; the agent's end of the socket is still awaited.
-    """
+    """The agent violated the protocol. Nothing more is sent; its end is still awaited."""
 
 
 class SessionEnded(KVAgentError):
     """The agent's end of the session socket is gone: it no longer accesses the session's memory.
-
     ``jobs`` are those without a report; ``code`` and ``text`` are the agent's ERROR, if it sent
     one.
     """

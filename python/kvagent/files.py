@@ -40,10 +40,7 @@ _BATCH = 256  # reads per partial digest
 
 
 class Unreadable(ValueError):
-    """A file that is not what its name says, or that changed while it was read.
-
-    The text says why.
-    """
+    """A file is not what its name says, or changed while it was read. The text says why."""
 
 
 class Span(NamedTuple):
@@ -54,10 +51,7 @@ class Span(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A file: its name in the model's folder, its descriptor and its size.
-
-    ``whole``: every byte matters (configuration, code), so it is not sampled.
-    """
+    """A file, by its name in the folder. ``whole``: every byte matters, so it is not sampled."""
 
     name: str
     fd: int
@@ -66,10 +60,7 @@ class Opened(NamedTuple):
 
 
 def digests(files: Sequence[Opened]) -> list[bytes]:
-    """Return the digest of each file: of its content, or of its structure and samples.
-
-    Unreadable names the file.
-    """
+    """Return the digest of each file: of its content, or of its structure and samples."""
     total = sum(file.bytes for file in files)
     reads: list[list[Span]] = []
     for file in files:
@@ -100,9 +91,7 @@ def spans(file: Opened) -> list[Span]:
 
 
 def places(span: Span, stretch: int) -> Iterator[Span]:
-    """Yield the samples of a span: one per ``stretch`` bytes, at least LEAST_SAMPLES; all of it if
-    it is small.
-    """
+    """Yield the samples of a span: one per ``stretch`` bytes, at least LEAST_SAMPLES, or all."""
     count = max(-(-span.bytes // stretch), LEAST_SAMPLES)
     if span.bytes <= max(SMALL_BYTES, count * SAMPLE_BYTES):
         yield from _whole(span)
@@ -157,9 +146,7 @@ def _bytes(file: Opened, offset: int, size: int) -> bytes:
 
 
 def _tensors(file: Opened) -> list[Span]:
-    """Return the header and tensors of a safetensors file (huggingface.co/docs/safetensors: u64
-    length, JSON, data).
-    """
+    """Return the header and tensors of a safetensors file: u64 length, JSON, data."""
     if file.bytes < 8:
         raise Unreadable(f"{file.name}: {file.bytes} bytes are not a safetensors file")
     (size,) = struct.unpack("<Q", _bytes(file, 0, 8))
@@ -194,10 +181,7 @@ _COMMENT_BYTES = 1 << 16  # longest comment after the end record
 
 
 def _directory(file: Opened) -> Span | None:
-    """Return the central directory of a zip file, which has the CRC of every member.
-
-    None: it is no zip file.
-    """
+    """Return the directory of a zip file, with the CRC of each member; None if it is none."""
     if _bytes(file, 0, min(4, file.bytes)) != b"PK\3\4":
         return None
     low = max(file.bytes - _END.size - _COMMENT_BYTES, 0)
@@ -243,18 +227,15 @@ class State(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A file of a model: its path, and the content name of the hub's cache if it is in that
-    cache.
-    """
+    """A file of a model: its path, and its name in the hub's cache if it is there."""
 
     path: Path
     blob: str
 
 
 def files(place: Path, *, every: bool = False) -> dict[str, Found]:
-    """Return the relevant files of a model's folder, or the one file, by name.
-
-    ``every``: all files but compiled Python. Unreadable: there are too many.
+    """Return the relevant files of a model's folder, or the one file, by name. ``every``: all files
+    but compiled Python. Unreadable: there are too many.
     """
     if place.is_file():
         return {place.name: _found(place)}
@@ -278,7 +259,6 @@ def files(place: Path, *, every: bool = False) -> dict[str, Found]:
 
 def digest(found: Mapping[str, Found], about: Iterable[str], since_ns: int | None) -> str:
     """Return the digest of files by name, and of ``about``, which says how they are read.
-
     Unreadable: a file changed while it was read, or after ``since_ns``, when it may have been
     loaded. The hub's cache names files by content, so a new file there need not be a changed one.
     """
@@ -310,10 +290,7 @@ def _open(stack: contextlib.ExitStack, name: str, one: Found) -> Opened:
 
 
 def _found(path: Path) -> Found:
-    """Return a file.
-
-    The hub's cache names large blobs by SHA-256 of their content, others by git's SHA-1.
-    """
+    """Return a file. The hub's cache names blobs by SHA-256 of their content, or git's SHA-1."""
     real = path.resolve()
     hubs = path.is_symlink() and real.parent.name == "blobs" and _HUBS.match(real.name)
     return Found(path, real.name if hubs else "")

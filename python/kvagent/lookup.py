@@ -1,36 +1,111 @@
-"""The look-up client: asks an agent how much of a prompt it has, with or without waiting.
+"""The look-up client: asks an agent how much of a prompt it has, with or without waiting, in
+kvagent's own form: one msgpack array each way (docs/PROTOCOL.md, section 2.1).
 
-An answer takes microseconds, but an agent may be slow, stopped or gone: every wait is bounded, and
-a socket whose answer was late is never reused. Answers do not identify their question, so each
-outstanding one has a REQ socket of its own; sockets whose answers arrived are reused.
-
-A late answer may carry a lease, and shows that the agent lives. So the socket of an abandoned
-question is kept, and ``late_answers`` returns what arrives at it; leases are to be released in the
-session.
+An answer takes microseconds, but an agent may be slow, stopped or gone: every wait is bounded.
+Answers do not identify their question, so each outstanding one has a REQ socket of its own, which
+is used again only if its answer arrived. A late answer may carry a lease, and shows that the agent
+lives: ``late_answers`` returns what arrives at the sockets of abandoned questions.
 
 When the session ends, close the client and create another for the next session: a question that
 still waits in the socket would reach the agent's successor, for which the session's number means
 nothing or something else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import IntEnum
+from os import PathLike
+from typing import Annotated
 
 import zmq
 
 from kvagent.errors import Busy, Malformed, TimedOut
-from kvagent.ownform import Answer, LookupStatus, Request, Want, decode_answer, encode_request
+from kvagent.fields import Record, binary, pack, string, uint, unpack
+from kvagent.limits import MAX_GROUPS, MAX_HASH, MAX_PEER_ADDRESS, MAX_TRANSFER_NAME
+from kvagent.messages import ID, U8, U32, U64, Flag
 
-if TYPE_CHECKING:
-    from os import PathLike
+VERSION = 3
+MAX_HASHES = 65536
+OWN_SPACE = bytes(16)
+"""Stands for the space of the look-up socket itself."""
 
-__all__ = ["Answer", "LookupClient", "LookupStatus", "Request", "Ticket", "Want"]
+
+class Want(IntEnum):
+    """The purpose of a look-up."""
+
+    PROBE = 0
+    RESERVE = 1
+    READY = 2
+    """Reserve, and say whether the blocks can be loaded at once."""
+
+
+class LookupStatus(IntEnum):
+    """The result of a look-up."""
+
+    HIT = 0
+    PENDING = 1
+    OFF = 2
+    NOT_REGISTERED = 3
+    MALFORMED = 4
+    OVERLOADED = 5
+    NO_SESSION = 6
+    LEASE_CAP = 7
+    READY = 8
+    """As HIT, and all blocks are in the agent's memory as they were saved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Asks how much of a prompt is stored. ``hashes`` are joined; ``deadline_us`` 0 is the default.
+    ``transfer`` names the transfer whose blocks these are, or is empty; ``peer`` is the address of
+    the agent that has it, empty for this agent and the shared tiers; ``early`` is 1 if it may not
+    have been offered yet.
+    """
+
+    version: Annotated[int, uint(VERSION, VERSION)] = VERSION
+    space: ID = OWN_SPACE
+    session: U64 = 0
+    want: Annotated[int, uint(Want.PROBE, Want.READY)] = Want.PROBE
+    tokens: U32
+    hbm_tokens: U32 = 0
+    deadline_us: U32 = 0
+    groups: Annotated[bytes, binary(0, MAX_GROUPS)] = b""
+    hash_len: Annotated[int, uint(0, MAX_HASH)]
+    hashes: Annotated[bytes, binary(0, MAX_HASHES * MAX_HASH)]
+    transfer: Annotated[bytes, binary(0, MAX_TRANSFER_NAME)] = b""
+    peer: Annotated[str, string(0, MAX_PEER_ADDRESS)] = ""
+    early: Flag = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``tokens`` of the prompt, from token 0, are stored; ``lease`` pins them unless it is 0. Of
+    them, ``disk`` are being fetched from the node's own tiers and ``shared`` from shared ones.
+    """
+
+    version: Annotated[int, uint(VERSION, VERSION)]
+    status: U8
+    tokens: U32
+    lease: U64
+    boot: ID
+    disk: U32 = 0
+    shared: U32 = 0
+
+
+REQUEST_FORM, ANSWER_FORM = Record(Request), Record(Answer)
+
+
+def encode_request(request: Request) -> bytes:
+    """Return the frame of a request. Malformed unless the hashes are whole, and not too many."""
+    values = REQUEST_FORM.write(request, "Request")
+    size, most = len(request.hashes), MAX_HASHES * request.hash_len
+    if size > most or (size and size % request.hash_len):
+        raise Malformed(f"Request.hashes: {size} bytes, allowed are multiples of {request.hash_len} up to {most}")
+    return pack(values)
+
 
 MAX_OUTSTANDING = 64  # outstanding questions of one client
 MAX_LATE = 64  # abandoned questions whose answers are still read
@@ -40,10 +115,7 @@ _MAX_ANSWER_BYTES = 4096
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """An outstanding question, abandoned after ``deadline`` (of time.monotonic).
-
-    Of an abandoned one, ``deadline`` is the end of LATE_S.
-    """
+    """A question, until ``deadline`` (of time.monotonic); abandoned, the end of LATE_S."""
 
     socket: zmq.Socket[bytes] | None
     deadline: float
@@ -71,10 +143,7 @@ class LookupClient:
         return answer
 
     def submit(self, request: Request, timeout_s: float | None = None) -> Ticket:
-        """Ask without waiting; poll the ticket to its end, or abandon it.
-
-        Busy if too many are outstanding, or if there can be no socket now.
-        """
+        """Ask without waiting; poll the ticket, or abandon it. Busy if it cannot be sent now."""
         frame = encode_request(request)
         if self._out >= MAX_OUTSTANDING:
             raise Busy(f"{self._out} look-ups are in flight")
@@ -92,11 +161,8 @@ class LookupClient:
         return Ticket(socket, time.monotonic() + wait_s, leases=request.want != Want.PROBE)
 
     def poll(self, ticket: Ticket, wait_s: float = 0.0) -> Answer | None:
-        """Return the answer, or None while it may still come.
-
-        TimedOut when it may not; the ticket has then ended.
-
-        Waits for at most ``wait_s``, rounded up to milliseconds.
+        """Return the answer, or None while it may still come. TimedOut when it may not; the ticket
+        has then ended. Waits for at most ``wait_s``, rounded up to milliseconds.
         """
         if ticket.socket is None:
             raise ValueError("the ticket has ended")
@@ -119,10 +185,7 @@ class LookupClient:
         return answer
 
     def abandon(self, ticket: Ticket) -> None:
-        """Abandon a question.
-
-        If its answer may carry a lease, it is still read on arrival; see late_answers.
-        """
+        """Abandon a question. If its answer may carry a lease, late_answers returns it."""
         if ticket.socket is None:
             return
         self._out -= 1
@@ -147,10 +210,7 @@ class LookupClient:
         return sum(now < ticket.deadline for ticket in self._late)
 
     def late_answers(self) -> list[Answer]:
-        """Return the answers that arrived after their question was abandoned, each once.
-
-        The caller releases their leases.
-        """
+        """Return the answers that came after their question was abandoned, for their leases."""
         answers: list[Answer] = []
         for _ in range(len(self._late)):
             ticket = self._late.popleft()
@@ -203,4 +263,5 @@ def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
 def _answer(frames: list[bytes]) -> Answer:
     if len(frames) != 1:
         raise Malformed(f"an answer of {len(frames)} frames, allowed is 1")
-    return decode_answer(frames[0])
+    answer: Answer = ANSWER_FORM.read(unpack(frames[0]), "Answer")
+    return answer

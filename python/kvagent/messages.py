@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Annotated
 
 from kvagent import limits
-from kvagent.fields import Bin, List, Optional, Pair, Str, Uint, record
+from kvagent.fields import Record, array, binary, optional, pair, string, uint
 
 VERSION = 3
 MIN_VERSION = 3
@@ -18,22 +18,24 @@ MIN_VERSION = 3
 NO_INDEX = 2**32 - 1
 """As an event: none to wait for. As a revocation word: not revocable."""
 
-U8 = Annotated[int, Uint(0, 2**8 - 1)]
-U32 = Annotated[int, Uint(0, 2**32 - 1)]
-U64 = Annotated[int, Uint(0, 2**64 - 1)]
-Positive = Annotated[int, Uint(1, 2**32 - 1)]
-Flag = Annotated[int, Uint(0, 1)]
-ID = Annotated[bytes, Bin(16, 16)]
-Name = Annotated[str, Str(0, limits.MAX_NAME)]
-Text = Annotated[str, Str(0, limits.MAX_TEXT)]
-GroupIndex = Annotated[int, Uint(0, limits.MAX_GROUPS - 1)]
-Transfer = Annotated[bytes, Bin(1, limits.MAX_TRANSFER_NAME)]
-Hash = Annotated[bytes, Bin(0, limits.MAX_HASH)]
-HashBytes = Annotated[int, Uint(1, limits.MAX_HASH)]
-Hashes = Annotated[bytes, Bin(1, limits.MAX_JOB_BLOCKS * limits.MAX_HASH)]
+U8 = Annotated[int, uint(0, 2**8 - 1)]
+U32 = Annotated[int, uint(0, 2**32 - 1)]
+U64 = Annotated[int, uint(0, 2**64 - 1)]
+Positive = Annotated[int, uint(1, 2**32 - 1)]
+Flag = Annotated[int, uint(0, 1)]
+ID = Annotated[bytes, binary(16, 16)]
+Name = Annotated[str, string(0, limits.MAX_NAME)]
+Text = Annotated[str, string(0, limits.MAX_TEXT)]
+GroupIndex = Annotated[int, uint(0, limits.MAX_GROUPS - 1)]
+Transfer = Annotated[bytes, binary(1, limits.MAX_TRANSFER_NAME)]
+Hash = Annotated[bytes, binary(0, limits.MAX_HASH)]
+HashBytes = Annotated[int, uint(1, limits.MAX_HASH)]
+Hashes = Annotated[bytes, binary(1, limits.MAX_JOB_BLOCKS * limits.MAX_HASH)]
 Identity = Annotated[
     tuple[tuple[str, str], ...],
-    List(Pair(Str(1, limits.MAX_IDENTITY_BYTES), Str(0, limits.MAX_IDENTITY_BYTES)), 0, limits.MAX_IDENTITY_PAIRS),
+    array(
+        pair(string(1, limits.MAX_IDENTITY_BYTES), string(0, limits.MAX_IDENTITY_BYTES)), 0, limits.MAX_IDENTITY_PAIRS
+    ),
 ]
 
 
@@ -57,11 +59,6 @@ class RegionKind(IntEnum):
     PEER = 2
     CUDA = 3
     CUDA_FD = 4
-
-    @property
-    def has_fd(self) -> bool:
-        """Whether a descriptor accompanies the region."""
-        return self in (RegionKind.FD, RegionKind.CUDA_FD)
 
 
 class BlockStatus(IntEnum):
@@ -113,26 +110,21 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
-    """Answers HELLO. ``max_frame`` and ``lease_bytes`` in bytes.
+    """Answers HELLO. Sizes in bytes; ``peer`` is host:port for other agents, or empty."""
 
-    ``peer`` is host:port where other agents reach this one, or empty.
-    """
-
-    version: Annotated[int, Uint(MIN_VERSION, VERSION)]
+    version: Annotated[int, uint(MIN_VERSION, VERSION)]
     boot: ID
     session: U64
     max_frame: U32 = 0
     max_job_blocks: U32 = 0
     max_queue: U32 = 0
     lease_bytes: U64 = 0
-    peer: Annotated[str, Str(0, limits.MAX_PEER_ADDRESS)] = ""
+    peer: Annotated[str, string(0, limits.MAX_PEER_ADDRESS)] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One KV cache group. ``window`` in tokens, 0 for full attention; CHUNKED and the tokens of a
-    chunk for chunked local attention.
-    """
+    """A KV cache group. ``window`` in tokens; 0: full attention; CHUNKED and those of a chunk."""
 
     block_tokens: Positive
     num_blocks: U32
@@ -146,33 +138,31 @@ class Sync:
     region: U32
     step_off: U64
     events_off: U64
-    events: Annotated[int, Uint(0, limits.MAX_EVENTS)]
+    events: Annotated[int, uint(0, limits.MAX_EVENTS)]
     revoke_off: U64
-    revokes: Annotated[int, Uint(0, limits.MAX_EVENTS)]
+    revokes: Annotated[int, uint(0, limits.MAX_EVENTS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Register(Message):
     """Registers one rank of an engine, or its scheduler; ``regions`` and ``segments`` count what
-    follows.
-
-    ``held`` are the shards of a worker, ascending. A block has ``shards``.
+    follows. ``held`` are the shards of a worker, ascending. A block has ``shards``.
     """
 
     req: U32
-    instance: Annotated[str, Str(1, limits.MAX_NAME)]
-    role: Annotated[int, Uint(Role.SCHEDULER, Role.WORKER)]
-    rank: Annotated[int, Uint(0, limits.MAX_WORLD - 1)]
-    world: Annotated[int, Uint(1, limits.MAX_WORLD)]
-    held: Annotated[tuple[int, ...], List(Uint(0, limits.MAX_SHARDS - 1), 0, limits.MAX_SHARDS)]
-    shards: Annotated[int, Uint(1, limits.MAX_SHARDS)]
+    instance: Annotated[str, string(1, limits.MAX_NAME)]
+    role: Annotated[int, uint(Role.SCHEDULER, Role.WORKER)]
+    rank: Annotated[int, uint(0, limits.MAX_WORLD - 1)]
+    world: Annotated[int, uint(1, limits.MAX_WORLD)]
+    held: Annotated[tuple[int, ...], array(uint(0, limits.MAX_SHARDS - 1), 0, limits.MAX_SHARDS)]
+    shards: Annotated[int, uint(1, limits.MAX_SHARDS)]
     identity: Identity
-    groups: Annotated[tuple[Group, ...], List(record(Group), 1, limits.MAX_GROUPS)]
+    groups: Annotated[tuple[Group, ...], array(Record(Group), 1, limits.MAX_GROUPS)]
     hash_tokens: Positive
     lookup_name: Name
-    sync: Annotated[Sync | None, Optional(record(Sync))]
-    regions: Annotated[int, Uint(0, limits.MAX_REGIONS)]
-    segments: Annotated[int, Uint(0, limits.MAX_SEGMENTS)]
+    sync: Annotated[Sync | None, optional(Record(Sync))]
+    regions: Annotated[int, uint(0, limits.MAX_REGIONS)]
+    segments: Annotated[int, uint(0, limits.MAX_SEGMENTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +170,10 @@ class Region:
     """Memory of the engine; ``size`` in bytes, ``addr`` for PEER, ``handle`` for CUDA."""
 
     id: U32
-    kind: Annotated[int, Uint(RegionKind.FD, RegionKind.CUDA_FD)]
+    kind: Annotated[int, uint(RegionKind.FD, RegionKind.CUDA_FD)]
     size: U64
     addr: U64 = 0
-    handle: Annotated[bytes, Bin(0, limits.MAX_HANDLE)] = b""
+    handle: Annotated[bytes, binary(0, limits.MAX_HANDLE)] = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +181,12 @@ class Regions(Message):
     """Registers regions; a descriptor accompanies each that has one, in order."""
 
     req: U32
-    regions: Annotated[tuple[Region, ...], List(record(Region), 0, limits.MAX_REGIONS_MESSAGE)]
+    regions: Annotated[tuple[Region, ...], array(Record(Region), 0, limits.MAX_REGIONS_MESSAGE)]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One part of every block of a group: block b has ``bytes`` bytes at ``offset + b * stride`` of
-    the region.
-    """
+    """Part of every block of a group: block b's is at ``offset + b * stride`` of the region."""
 
     region: U32
     offset: U64
@@ -211,9 +199,9 @@ class Segments(Message):
     """Segments of a shard's group, continuing the last SEGMENTS of both."""
 
     req: U32
-    shard: Annotated[int, Uint(0, limits.MAX_SHARDS - 1)]
+    shard: Annotated[int, uint(0, limits.MAX_SHARDS - 1)]
     group: GroupIndex
-    segments: Annotated[tuple[Segment, ...], List(record(Segment), 0, limits.MAX_SEGMENTS_MESSAGE)]
+    segments: Annotated[tuple[Segment, ...], array(Record(Segment), 0, limits.MAX_SEGMENTS_MESSAGE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +213,7 @@ class Registered(Message):
     text: Text
     space: ID
     epoch: U32
-    lookup_path: Annotated[str, Str(0, limits.MAX_PATH)]
+    lookup_path: Annotated[str, string(0, limits.MAX_PATH)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,23 +236,21 @@ class Unregistered(Message):
 class Release(Message):
     """Releases leases."""
 
-    leases: Annotated[tuple[int, ...], List(Uint(0, 2**64 - 1), 0, limits.MAX_RELEASES)]
+    leases: Annotated[tuple[int, ...], array(uint(0, 2**64 - 1), 0, limits.MAX_RELEASES)]
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A run of chained blocks of one group: ``hashes`` joined, ``blocks`` the engine's block IDs as
-    u32 LE, joined.
-    """
+    """Chained blocks of one group: ``hashes`` joined, ``blocks`` the engine's IDs, u32 LE."""
 
     group: GroupIndex
     parent: Hash
     hash_len: HashBytes
     hashes: Hashes
-    blocks: Annotated[bytes, Bin(4, limits.MAX_JOB_BLOCKS * 4)]
+    blocks: Annotated[bytes, binary(4, limits.MAX_JOB_BLOCKS * 4)]
 
 
-Sections = Annotated[tuple[Section, ...], List(record(Section), 1, limits.MAX_SECTIONS)]
+Sections = Annotated[tuple[Section, ...], array(Record(Section), 1, limits.MAX_SECTIONS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +296,7 @@ class Done(Message):
     """Reports a job, with one status byte per block of all its sections in order. A fence."""
 
     job: U64
-    statuses: Annotated[bytes, Bin(0, limits.MAX_JOB_BLOCKS)]
+    statuses: Annotated[bytes, binary(0, limits.MAX_JOB_BLOCKS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,14 +325,11 @@ class Epoch(Message):
 
 @dataclass(frozen=True, slots=True)
 class Offer(Message):
-    """Opens a transfer of a prompt's first ``tokens``, or renews it.
-
-    ``tokens`` are whole blocks; 0 if not known.
-    """
+    """Opens or renews a transfer of a prompt's first ``tokens``, whole blocks; 0: not known."""
 
     name: Transfer
     tokens: U32
-    ttl_ms: Annotated[int, Uint(1, limits.MAX_TRANSFER_MS)]
+    ttl_ms: Annotated[int, uint(1, limits.MAX_TRANSFER_MS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,21 +349,18 @@ class Delivered(Message):
 
 @dataclass(frozen=True, slots=True)
 class Steps(Message):
-    """Reports decode steps of a worker that have ended, the oldest first.
-
-    ``steps`` has for each its age and its time in us, and its requests, u32 LE.
+    """Reports decode steps of a worker that have ended, the oldest first. ``steps`` has for each
+    its age and its time in us, and its requests, u32 LE.
     """
 
-    steps: Annotated[bytes, Bin(limits.STEP_BYTES, limits.MAX_STEPS * limits.STEP_BYTES)]
+    steps: Annotated[bytes, binary(limits.STEP_BYTES, limits.MAX_STEPS * limits.STEP_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
 class Budget(Message):
-    """Limits what the blocks that a worker's engine stores may take of the pool: ``bytes`` of what
-    this worker holds of them, 0 for any number.
-    """
+    """Limits what this worker holds of its engine's blocks in the pool; 0: any number."""
 
-    bytes: Annotated[int, Uint(0, limits.MAX_BUDGET)]
+    bytes: Annotated[int, uint(0, limits.MAX_BUDGET)]
 
 
 class Finish(IntEnum):
@@ -414,52 +394,45 @@ class ActionState(IntEnum):
     MISSING = 5
 
 
-HintID = Annotated[str, Str(0, limits.MAX_HINT_ID)]
-ActionKind = Annotated[int, Uint(min(Action), max(Action))]
+HintID = Annotated[str, string(0, limits.MAX_HINT_ID)]
+ActionKind = Annotated[int, uint(min(Action), max(Action))]
 
 
 @dataclass(frozen=True, slots=True)
 class HintAction:
-    """One action on all chains of a Hint.
-
-    ``ms``: how long, or of a drop after how long; 0: not told. ``peer``: host:port of the agent
-    that has the blocks, of a fetch.
+    """One action on all chains of a Hint. ``ms``: how long, or of a drop after how long; 0: not
+    told. ``peer``: host:port of the agent that has the blocks, of a fetch.
     """
 
     id: HintID
     kind: ActionKind
-    priority: Annotated[int, Uint(0, limits.MAX_PRIORITY)] = 0
-    ms: Annotated[int, Uint(0, limits.MAX_HINT_MS)] = 0
-    peer: Annotated[str, Str(0, limits.MAX_PEER_ADDRESS)] = ""
+    priority: Annotated[int, uint(0, limits.MAX_PRIORITY)] = 0
+    ms: Annotated[int, uint(0, limits.MAX_HINT_MS)] = 0
+    peer: Annotated[str, string(0, limits.MAX_PEER_ADDRESS)] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HintChain:
-    """A run of chained blocks of one group, ``hashes`` joined.
-
-    ``own`` has a bit for each, from the lowest on: the session was the first to store it. Empty:
-    none of them.
+    """A run of chained blocks of one group, ``hashes`` joined. ``own`` has a bit for each, from the
+    lowest on: the session was the first to store it. Empty: none of them.
     """
 
     group: GroupIndex
     hash_len: HashBytes
     hashes: Hashes
-    own: Annotated[bytes, Bin(0, limits.MAX_JOB_BLOCKS // 8)] = b""
+    own: Annotated[bytes, binary(0, limits.MAX_JOB_BLOCKS // 8)] = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Hint(Message):
-    """Tells how blocks will be used: facts of the end of a request, and what to do with blocks.
-
-    ``output``: tokens that the request generated; 0: not told.
-    """
+    """Tells how blocks will be used: facts of a request's end, with its output, and actions."""
 
     req: U32
     session: HintID
-    finish: Annotated[int, Uint(min(Finish), max(Finish))]
+    finish: Annotated[int, uint(min(Finish), max(Finish))]
     output: U32
-    actions: Annotated[tuple[HintAction, ...], List(record(HintAction), 0, limits.MAX_HINT_ACTIONS)]
-    chains: Annotated[tuple[HintChain, ...], List(record(HintChain), 1, limits.MAX_GROUPS)]
+    actions: Annotated[tuple[HintAction, ...], array(Record(HintAction), 0, limits.MAX_HINT_ACTIONS)]
+    chains: Annotated[tuple[HintChain, ...], array(Record(HintChain), 1, limits.MAX_GROUPS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +441,7 @@ class HintReceipt:
 
     id: HintID
     kind: ActionKind
-    state: Annotated[int, Uint(min(ActionState), max(ActionState))]
+    state: Annotated[int, uint(min(ActionState), max(ActionState))]
     blocks: U32
     bytes: U64
     reason: Text
@@ -479,13 +452,12 @@ class Hinted(Message):
     """Answers a Hint that has actions, and again when one that was deferred is over."""
 
     req: U32
-    receipts: Annotated[tuple[HintReceipt, ...], List(record(HintReceipt), 1, limits.MAX_HINT_ACTIONS)]
+    receipts: Annotated[tuple[HintReceipt, ...], array(Record(HintReceipt), 1, limits.MAX_HINT_ACTIONS)]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTokens(Message):
     """The tokens of a run of chained blocks, u32 LE; ``hashes`` and ``tokens`` are joined.
-
     ``parent`` is the hash of the block before the first, empty at the start of a prompt. ``extra``
     comes back as it is with each of the blocks.
     """
@@ -494,19 +466,18 @@ class BlockTokens(Message):
     parent: Hash
     hash_len: HashBytes
     hashes: Hashes
-    tokens: Annotated[bytes, Bin(limits.TOKEN_BYTES, limits.MAX_FRAME)]
-    extra: Annotated[bytes, Bin(0, limits.MAX_EXTRA)]
+    tokens: Annotated[bytes, binary(limits.TOKEN_BYTES, limits.MAX_FRAME)]
+    extra: Annotated[bytes, binary(0, limits.MAX_EXTRA)]
 
 
 @dataclass(frozen=True, slots=True)
 class NextEvents(Message):
-    """Asks for the next events of the space, of at most ``blocks`` blocks.
-
-    ``anew`` is 1 to be told everything from the beginning, else 0. The answer repeats ``req``.
+    """Asks for the next events of the space, of at most ``blocks`` blocks. ``anew`` is 1 to be told
+    everything from the beginning, else 0. The answer repeats ``req``.
     """
 
     req: U32
-    blocks: Annotated[int, Uint(1, limits.MAX_EVENT_BLOCKS)]
+    blocks: Annotated[int, uint(1, limits.MAX_EVENT_BLOCKS)]
     anew: Flag
 
 
@@ -530,14 +501,14 @@ class EventsState(IntEnum):
 class EventRun:
     """Blocks that were stored, which are chained, or removed, which have no more than hashes."""
 
-    kind: Annotated[int, Uint(EventKind.STORED, EventKind.REMOVED)]
-    medium: Annotated[int, Uint(1, 255)]  # 1: the agent's memory; 2: the node's disk below it
+    kind: Annotated[int, uint(EventKind.STORED, EventKind.REMOVED)]
+    medium: Annotated[int, uint(1, 255)]  # 1: the agent's memory; 2: the node's disk below it
     group: GroupIndex
     parent: Hash
     hash_len: HashBytes
-    hashes: Annotated[bytes, Bin(1, limits.MAX_EVENT_BLOCKS * limits.MAX_HASH)]
-    tokens: Annotated[bytes, Bin(0, limits.MAX_FRAME)]
-    extra: Annotated[bytes, Bin(0, limits.MAX_EXTRA)]
+    hashes: Annotated[bytes, binary(1, limits.MAX_EVENT_BLOCKS * limits.MAX_HASH)]
+    tokens: Annotated[bytes, binary(0, limits.MAX_FRAME)]
+    extra: Annotated[bytes, binary(0, limits.MAX_EXTRA)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,8 +516,8 @@ class BlockEvents(Message):
     """Answers NEXT_EVENTS once there is something to tell."""
 
     req: U32
-    state: Annotated[int, Uint(EventsState.MORE, EventsState.VOID)]
-    runs: Annotated[tuple[EventRun, ...], List(record(EventRun), 0, limits.MAX_EVENT_BLOCKS)]
+    state: Annotated[int, uint(EventsState.MORE, EventsState.VOID)]
+    runs: Annotated[tuple[EventRun, ...], array(Record(EventRun), 0, limits.MAX_EVENT_BLOCKS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -586,8 +557,8 @@ class Stages(Message):
     """
 
     off: U64
-    count: Annotated[int, Uint(1, limits.MAX_STAGE_WORDS)]
-    stages: Annotated[bytes, Bin(2, limits.MAX_SEGMENTS * 2)]
+    count: Annotated[int, uint(1, limits.MAX_STAGE_WORDS)]
+    stages: Annotated[bytes, binary(2, limits.MAX_SEGMENTS * 2)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -599,7 +570,7 @@ class StagedLoad(Message):
     step: U64
     event: U32
     lease: U64
-    word: Annotated[int, Uint(0, limits.MAX_STAGE_WORDS - 1)]
+    word: Annotated[int, uint(0, limits.MAX_STAGE_WORDS - 1)]
     sections: Sections
 
 

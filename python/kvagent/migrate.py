@@ -111,9 +111,7 @@ def _mapping(name: str, content: Any) -> dict[str, Any]:
 
 
 def convert(sources: Mapping[str, Mapping[str, Any]], ranks: int = 1) -> Result:
-    """Return our configuration for what ``read`` returned; ``ranks`` is how many ranks of engines
-    the node has. Raise ValueError.
-    """
+    """Return our configuration for what ``read`` returned, for so many ranks on the node."""
     implied = LMCACHE if "lmcache" in sources else STORES[-1] if "mooncake" in sources else ""
     transfer = sources.get("transfer") or {"kv_connector": implied, "kv_role": "kv_both"}
     extra = _mapping(EXTRA, transfer.get(EXTRA) or {})

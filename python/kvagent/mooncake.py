@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from kvagent.errors import Malformed
-from kvagent.fields import List, Str, Uint, pack, record, unpack
+from kvagent.fields import Record, array, pack, string, uint, unpack
 from kvagent.messages import U64, Flag
 
 VERSION = 2
@@ -51,7 +51,7 @@ APT = "apt-get install libibverbs1 libnuma1 libcurl4"
 
 Client = Any
 """``mooncake.store.MooncakeDistributedStore``. Pointers are addresses in this process."""
-Text = Annotated[str, Str(0, MAX_FRAME)]
+Text = Annotated[str, string(0, MAX_FRAME)]
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class Settings:
     devices: Text
     master: Text
     replicas: U64
-    threads: Annotated[int, Uint(1, MAX_THREADS)]  # per kind: values, questions
+    threads: Annotated[int, uint(1, MAX_THREADS)]  # per kind: values, questions
 
 
 @dataclass(frozen=True)
 class Hello:
     """The agent's first frame. The sizes of the areas are bytes."""
 
-    version: Annotated[int, Uint(VERSION, VERSION)]
-    settings: Annotated[Settings, record(Settings)]
+    version: Annotated[int, uint(VERSION, VERSION)]
+    settings: Annotated[Settings, Record(Settings)]
     bounce: U64
     arena: U64
 
@@ -83,14 +83,14 @@ class Hello:
 class Value:
     """Where a value is."""
 
-    key: Annotated[str, Str(1, MAX_KEY)]
+    key: Annotated[str, string(1, MAX_KEY)]
     header: U64
     area: Flag
     offset: U64
     length: U64
 
 
-_HELLO, _KEYS, _VALUES = record(Hello), List(Str(1, MAX_KEY), 1, MAX_KEYS), List(record(Value), 1, MAX_KEYS)
+_HELLO, _KEYS, _VALUES = Record(Hello), array(string(1, MAX_KEY), 1, MAX_KEYS), array(Record(Value), 1, MAX_KEYS)
 
 
 class Area:

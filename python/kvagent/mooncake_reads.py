@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from kvagent.errors import Malformed
-from kvagent.fields import List, Str, Uint, record
+from kvagent.fields import Record, array, string, uint
 from kvagent.messages import U64
 from kvagent.mooncake import APT, MAX_THREADS, PIP, Area, Frames, Text, run
 
@@ -42,12 +42,12 @@ Engine = Any
 class Hello:
     """The agent's first frame."""
 
-    version: Annotated[int, Uint(VERSION, VERSION)]
+    version: Annotated[int, uint(VERSION, VERSION)]
     host: Text
     protocol: Text
     devices: Text
-    threads: Annotated[int, Uint(1, MAX_THREADS)]
-    size: Annotated[int, Uint(1, 2**64 - 1)]
+    threads: Annotated[int, uint(1, MAX_THREADS)]
+    size: Annotated[int, uint(1, 2**64 - 1)]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Pull:
     length: U64
 
 
-_HELLO, _PULLS, _TARGET = record(Hello), List(record(Pull), 1, MAX_PULLS), Str(1, MAX_TARGET)
+_HELLO, _PULLS, _TARGET = Record(Hello), array(Record(Pull), 1, MAX_PULLS), string(1, MAX_TARGET)
 
 
 def new_engine() -> Engine:
@@ -70,9 +70,7 @@ def new_engine() -> Engine:
 
 
 def has_device(topology: str) -> bool:
-    """Return whether some network device is in a topology: kinds of memory, each with two lists of
-    devices.
-    """
+    """Return whether some network device is in a topology, by kinds of memory."""
     return any(devices for lists in json.loads(topology).values() for devices in lists)
 
 

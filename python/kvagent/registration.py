@@ -1,26 +1,21 @@
 """The registration of one rank of an engine, or of its scheduler, its messages, and the identity of
-a space (all that changes a block's bytes besides its tokens) with its fingerprint.
+a space: all that changes a block's bytes besides its tokens.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from kvagent import messages as m
 from kvagent.errors import Malformed
-from kvagent.fields import pack
 from kvagent.limits import MAX_REGIONS_MESSAGE, MAX_SEGMENTS_MESSAGE
 from kvagent.wire import check_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kvagent.messages import Group
 
-
-SPACE_BYTES = 16
 REQUIRED = ("dtype", "model", "tenant")
 """Keys that every identity needs; the tenant may be empty."""
 
@@ -34,22 +29,9 @@ def identity_pairs(identity: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return pairs
 
 
-def fingerprint(identity: Sequence[tuple[str, str]], shards: int, hash_tokens: int, groups: Sequence[Group]) -> bytes:
-    """Return the space: the first 16 bytes of SHA-256 over ``[identity, shards, hash_tokens,
-    [[block_tokens, window], ...]]``.
-
-    The agent computes it too and returns it in REGISTERED; equal values confirm that both agree.
-    """
-    canonical = pack([list(identity), shards, hash_tokens, [[group.block_tokens, group.window] for group in groups]])
-    return hashlib.sha256(canonical).digest()[:SPACE_BYTES]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A registration.
-
-    The defaults suit an engine with one rank. A scheduler has no sync, regions or segments.
-    """
+    """A registration. The defaults suit one rank. A scheduler has no sync, regions, segments."""
 
     instance: str
     """Names the engine; equal in all its sessions."""
@@ -60,47 +42,29 @@ class Registration:
     hash_tokens: int
     rank: int = 0
     world: int = 1
-    shard: int = 0
-    """The worker's shard, unless it has cells."""
     shards: int = 1
     lookup_name: str = ""
     """The look-up socket to open for this space; empty for none."""
     sync: m.Sync | None = None
     regions: Sequence[tuple[m.Region, int | None]] = ()
-    """Each with its descriptor if its kind has one. The caller keeps them and may close them once
-    registered.
-    """
-    segments: Mapping[int, Sequence[m.Segment]] = field(default_factory=dict)
-    """By group, in the order in which a block's segments lie in the pool."""
-    cells: Mapping[int, Mapping[int, Sequence[m.Segment]]] = field(default_factory=dict)
-    """By shard and group: the segments of several shards, in place of shard and segments."""
+    """Each with its descriptor, which the caller may close once registered."""
+    held: Mapping[int, Mapping[int, Sequence[m.Segment]]] = field(default_factory=dict)
+    """By shard and group: segments in the order in which a block's lie in the pool."""
 
     def messages(self, req: int) -> Iterator[tuple[m.Message, list[int]]]:
         """Yield the messages of the registration in order, with their descriptors."""
-        held = self._held()
-        segments = sum(len(one) for groups in held.values() for one in groups.values())
+        held, shards = sorted(self.held.items()), tuple(sorted(self.held))
+        segments = sum(len(one) for _, groups in held for one in groups.values())
         yield m.Register(
-            req, self.instance, self.role, self.rank, self.world, tuple(held), self.shards, self.identity, self.groups,
+            req, self.instance, self.role, self.rank, self.world, shards, self.shards, self.identity, self.groups,
             self.hash_tokens, self.lookup_name, self.sync, len(self.regions), segments,
         ), []  # fmt: skip
         for part in parts(self.regions, MAX_REGIONS_MESSAGE):
-            yield m.Regions(req, tuple(region for region, _ in part)), [fd for one in part for fd in _descriptor(*one)]
-        for shard, groups in held.items():
+            yield m.Regions(req, tuple(region for region, _ in part)), [fd for _, fd in part if fd is not None]
+        for shard, groups in held:
             for group in sorted(groups):
                 for some in parts(groups[group], MAX_SEGMENTS_MESSAGE):
                     yield m.Segments(req, shard, group, tuple(some)), []
-
-    def _held(self) -> dict[int, Mapping[int, Sequence[m.Segment]]]:
-        """Return what a worker holds, by shard in ascending order."""
-        if self.cells:
-            return {shard: self.cells[shard] for shard in sorted(self.cells)}
-        return {self.shard: self.segments} if self.segments else {}
-
-
-def _descriptor(region: m.Region, fd: int | None) -> list[int]:
-    if (fd is not None) != m.RegionKind(region.kind).has_fd:
-        raise Malformed(f"region {region.id}: kind {m.RegionKind(region.kind).name} with descriptor {fd}")
-    return [] if fd is None else [fd]
 
 
 _Item = TypeVar("_Item")

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, Refused, SessionBroken, SessionEnded, TimedOut
-from kvagent.limits import MAX_FRAME, MAX_RELEASES
+from kvagent.limits import MAX_RELEASES
 from kvagent.registration import Registration, parts
 from kvagent.socketdir import check_owner
 from kvagent.wire import HEADER_BYTES, body_length, decode, encode, frame, job_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
 
     from kvagent.messages import Message
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 MAX_PENDING_BYTES = 4 << 20  # bytes of unsent frames; beyond it a message is refused
 _READ_BYTES = 256 << 10  # of one read
+SOFTWARE = "kvagent-python"
+MAX_EVENTS_KEPT = 65536  # while an answer is awaited; more end the session
 
 
 class FrameStream:
@@ -51,8 +53,6 @@ class FrameStream:
         """Whether the peer's end is gone and everything that it sent was received."""
         self.pending = 0
         """Bytes that wait to be sent."""
-        self.full = False
-        """Whether the last read filled its buffer, so that there may be more."""
         self._socket = sock
         self._poller = select.poll()
         self._poller.register(sock.fileno(), select.POLLIN)
@@ -67,46 +67,40 @@ class FrameStream:
         return self._socket.fileno()
 
     def quiet(self) -> bool:
-        """Return whether there is nothing to send or receive, and no end of file.
-
-        Cheaper than a failing read.
-        """
+        """Return whether there is nothing to send or receive. Cheaper than a failing read."""
         return not (self.pending or self.unread())
 
     def unread(self) -> bool:
-        """Return whether there is something to receive, or the end of file. The beginning of a
-        frame is nothing yet.
-        """
-        return bool((self._in and self._whole()) or self.ended or self._poller.poll(0))
+        """Return whether there is something to receive, or the end of file."""
+        return self.ended or bool(self._poller.poll(0))
+
+    def unsent(self) -> bool:
+        """Return whether something waits until the peer reads."""
+        return self.pending > 0
 
     def sendable(self) -> bool:
-        """Return whether something waits to be sent and the socket accepts some of it, or never
-        will.
-        """
-        if not self.pending:
-            return False
+        """Return whether something waits that the socket accepts some of, or never will."""
+        return self.pending > 0 and self.wait(0.0, select.POLLOUT)
+
+    def wait(self, timeout_s: float, events: int = select.POLLIN) -> bool:
+        """Wait for the socket. Return whether it is ready."""
         poller = select.poll()
-        poller.register(self._socket.fileno(), select.POLLOUT)
-        return bool(poller.poll(0))
+        poller.register(self._socket.fileno(), events)
+        return timeout_s >= 0 and bool(poller.poll(timeout_s * 1000))
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; see send_frame."""
         self.send_frame(frame(encode(message)), fds)
 
     def send_frame(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a frame, or what the socket accepts of it; ``flush`` sends the rest.
-
-        Busy if too much is pending.
-
-        The descriptors must stay open until ``pending`` is 0.
+        """Send a frame, or what the socket accepts of it; ``flush`` sends the rest. Busy if too
+        much is pending. The descriptors must stay open until ``pending`` is 0.
         """
         if self.pending and self.pending + len(data) > MAX_PENDING_BYTES:
             raise Busy(f"{self.pending} bytes wait to be sent, at most {MAX_PENDING_BYTES}")
-        sent = 0 if self.pending or self._held else self._write(data, fds)
-        if sent < len(data):
-            self._out.append((memoryview(data)[sent:], () if sent else tuple(fds)))
-            self.pending += len(data) - sent
-            self.flush()
+        self._out.append((memoryview(data), tuple(fds)))
+        self.pending += len(data)
+        self.flush()
 
     def flush(self) -> None:
         """Send pending bytes as far as the socket accepts them."""
@@ -135,25 +129,26 @@ class FrameStream:
             self._out = deque([(memoryview(b"".join(data for data, _ in self._out)), ())])
         self.flush()
 
-    def receive(self, *, read: bool = True) -> Message | None:
-        """Return the next message, or None if it is incomplete. Malformed if it is invalid.
-
-        Without ``read``, only messages that were read before are returned.
-        """
-        body = self._next_body()
-        while body is None and read and not self.ended and self._fill():
-            body = self._next_body()
-            read = self.full
-        return None if body is None else decode(body)
+    def receive(self) -> Iterator[Message]:
+        """Read once, and yield the messages that are whole. Malformed if one is invalid."""
+        self._fill()
+        while len(self._in) >= HEADER_BYTES:
+            end = HEADER_BYTES + body_length(self._in[:HEADER_BYTES])
+            if len(self._in) < end:
+                return
+            body = bytes(self._in[HEADER_BYTES:end])
+            del self._in[:end]
+            yield decode(body)
 
     def discard(self) -> None:
-        """Drop all received bytes; ``ended`` shows the end of file."""
+        """Read once, and drop all received bytes; ``ended`` shows the end of file."""
+        self._fill()
         self._in.clear()
-        while not self.ended and self._fill():
-            self._in.clear()
 
     def shutdown_writing(self) -> None:
-        """Tell the peer that nothing more is sent. Pending bytes are dropped; receiving goes on."""
+        """Tell the peer that nothing more is sent: an agent then ends the session and its jobs.
+        Pending bytes are dropped; receiving goes on.
+        """
         self._open_for_writing = False
         self.flush()
         try:
@@ -168,12 +163,11 @@ class FrameStream:
         self.ended = True
         self._socket.close()
 
-    def _write(self, data: bytes | memoryview, fds: Sequence[int] = ()) -> int:
+    def _write(self, data: memoryview, fds: Sequence[int]) -> int:
         """Return how many bytes the socket accepted; none once the peer is gone."""
-        if not self._open_for_writing:
-            return 0
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            return self._socket.sendmsg([data], _rights(fds)) if fds else self._socket.send(data)
+            return self._socket.sendmsg([data], rights) if rights else self._socket.send(data)
         except BlockingIOError:
             return 0
         except (BrokenPipeError, ConnectionResetError):
@@ -181,117 +175,80 @@ class FrameStream:
             self._open_for_writing = False
             return 0
 
-    def _whole(self) -> bool:
-        """Return whether a frame was read, or what cannot become one."""
-        have = len(self._in)
+    def _fill(self) -> None:
+        """Read what is there, at most _READ_BYTES."""
         try:
-            return have >= HEADER_BYTES and have >= HEADER_BYTES + body_length(self._in[:HEADER_BYTES])
-        except Malformed:
-            return True
-
-    def _next_body(self) -> bytes | None:
-        have = len(self._in)
-        if have < HEADER_BYTES:
-            return None
-        end = HEADER_BYTES + body_length(self._in[:HEADER_BYTES])
-        if have < end:
-            return None
-        body = bytes(self._in[HEADER_BYTES:end])
-        del self._in[:end]
-        return body
-
-    def _fill(self) -> bool:
-        """Read available bytes. Return False if there are none."""
-        room = min(HEADER_BYTES + MAX_FRAME - len(self._in), _READ_BYTES)
-        try:
-            size = self._socket.recv_into(self._buffer, room)
+            size = 0 if self.ended else self._socket.recv_into(self._buffer)
         except BlockingIOError:
-            return False
+            return
         except ConnectionResetError:
             size = 0
-        if not size:
-            self.ended = True
-            return False
-        self.full = size == room
+        self.ended = not size
         self._in += self._buffer[:size]
-        return True
 
-
-def _rights(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-
-
-SOFTWARE = "kvagent-python"
-MAX_EVENTS_PER_POLL = 1024
-MAX_EVENTS_KEPT = 65536  # while an answer is awaited; more end the session
 
 Event = m.Done | m.Cancelled | m.Epoch | m.Switches | m.BlockEvents | m.Hinted
-_Answer = TypeVar("_Answer", m.Registered, m.ResetDone, m.Pong)
+_Answer = TypeVar("_Answer", m.Welcome, m.Registered, m.ResetDone, m.Pong)
 
 
-class Session:
+class Session(FrameStream):
     """One session with an agent, made by ``connect``."""
 
-    def __init__(self, stream: FrameStream, welcome: m.Welcome) -> None:
-        self.version = welcome.version
-        self.boot = welcome.boot
-        """Changes with each start of the agent."""
-        self.number = welcome.session
-        """Identifies this session in look-ups that reserve."""
-        self.limits = welcome
-        self.peer = welcome.peer
-        """host:port where other agents reach this session's agent; empty if they cannot."""
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self.limits = m.Welcome(m.VERSION, bytes(16), 0)
+        """The agent's welcome."""
         self.epoch = 0
-        """The space's last known weights epoch, from REGISTERED on. A job carries the epoch in
-        which its blocks were computed, which may be an older one.
-        """
+        """The space's last known epoch; a job carries that in which its blocks were computed."""
         self.registered: m.Registered
-        self._stream = stream
         self._jobs: dict[int, int] = {}  # number of blocks of each unreported job
         self._cancels: set[int] = set()
         self._job_numbers = itertools.count(1)
         self._requests = itertools.count(1)
-        self._events: deque[Event] = deque()
-        self._awaited = 0  # the request whose answer is awaited
+        self._events: list[Event] = []
+        self._awaited = 0  # the request whose answer is awaited; HELLO is number 0
         self._pinged = 0  # the unanswered PING of start_ping
         self._reply: m.Message | None = None
         self._error: m.Error | None = None
         self._broken: Malformed | None = None
 
     @classmethod
-    def connect(
-        cls, path: str | PathLike[str], timeout_s: float = 1.0, versions: tuple[int, int] = (m.MIN_VERSION, m.VERSION)
-    ) -> Session:
-        """Connect and exchange HELLO.
-
-        Raise TimedOut, SessionEnded, WrongSetting if the directory is not to be trusted, or OSError
-        if there is no agent.
+    def connect(cls, path: str | PathLike[str], timeout_s: float = 1.0) -> Session:
+        """Connect and exchange HELLO. Raise TimedOut, SessionEnded, WrongSetting if the directory
+        is not to be trusted, or OSError if there is no agent.
         """
         check_owner(os.path.dirname(path))  # noqa: PTH120
         deadline = time.monotonic() + timeout_s
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             sock.connect(str(path))
-            stream = FrameStream(sock)
-            stream.send(m.Hello(versions[0], versions[1], SOFTWARE))
-            welcome = _first_message(stream, deadline)
-            if isinstance(welcome, m.Error):
-                raise SessionEnded((), welcome.code, welcome.text)
-            if not isinstance(welcome, m.Welcome) or not versions[0] <= welcome.version <= versions[1]:
-                raise SessionBroken(f"hello was answered by {welcome}")
+            session = cls(sock)
+            session.send(m.Hello(m.MIN_VERSION, m.VERSION, SOFTWARE))
+            session.limits = session._answer(0, m.Welcome, deadline)
         except BaseException:
             sock.close()
             raise
-        return cls(stream, welcome)
-
-    def fileno(self) -> int:
-        """Return the descriptor for select; readable when ``poll`` has something to do."""
-        return self._stream.fileno()
+        return session
 
     @property
-    def ended(self) -> bool:
-        """Whether the agent's end is known to be gone, or this one was closed."""
-        return self._stream.ended
+    def version(self) -> int:
+        """The version of the protocol."""
+        return self.limits.version
+
+    @property
+    def boot(self) -> bytes:
+        """Changes with each start of the agent."""
+        return self.limits.boot
+
+    @property
+    def number(self) -> int:
+        """Identifies this session in look-ups that reserve."""
+        return self.limits.session
+
+    @property
+    def peer(self) -> str:
+        """host:port where other agents reach this session's agent; empty if they cannot."""
+        return self.limits.peer
 
     @property
     def jobs(self) -> tuple[int, ...]:
@@ -299,9 +256,8 @@ class Session:
         return tuple(self._jobs)
 
     def register(self, registration: Registration, timeout_s: float = 30.0) -> m.Registered:
-        """Register memory and geometry, once per session. Refused carries the agent's text.
-
-        After any other failure the session is unusable: nothing more is sent.
+        """Register memory and geometry, once per session. Refused carries the agent's text. After
+        any other failure the session is unusable: nothing more is sent.
         """
         deadline = time.monotonic() + timeout_s
         req = next(self._requests)
@@ -310,27 +266,21 @@ class Session:
                 self._send_waiting(message, deadline, fds)
             answer = self._answer(req, m.Registered, deadline)
         except BaseException:
-            self._stream.shutdown_writing()  # no message may name descriptors that the caller closes
+            self.shutdown_writing()  # no message may name descriptors that the caller closes
             raise
         if answer.status != m.RegStatus.DONE:
             raise Refused("register", answer.status, answer.text)
         self.registered = answer
-        self._set_epoch(answer.epoch)
+        self.epoch = max(self.epoch, answer.epoch)  # an EPOCH may have overtaken the answer
         return answer
 
     def reset(self, timeout_s: float = 5.0) -> int:
-        """Start a new weights epoch and return its number: blocks stored before are not found
-        again.
-        """
+        """Start a new weights epoch and return its number: older blocks are not found again."""
         answer = self._ask(m.Reset, m.ResetDone, timeout_s)
         if answer.status != m.RegStatus.DONE:
             raise Refused("reset", answer.status, answer.text)
-        self._set_epoch(answer.epoch)
+        self.epoch = max(self.epoch, answer.epoch)
         return answer.epoch
-
-    def _set_epoch(self, epoch: int) -> None:
-        """Raise the epoch; an EPOCH may overtake the answer to a request, so the highest counts."""
-        self.epoch = max(self.epoch, epoch)
 
     def ping(self, timeout_s: float = 1.0) -> None:
         """Wait for the agent's answer to a PING."""
@@ -351,9 +301,8 @@ class Session:
         self, sections: Packed, *, epoch: int, step: int, event: int = m.NO_INDEX, revoke: int = m.NO_INDEX
     ) -> int:
         """Store blocks that ``step`` computes, without waiting. ``epoch`` is the one in which they
-        were computed, ``revoke`` names a revocation word.
-
-        Return the job's number, which its Done repeats.
+        were computed, ``revoke`` names a revocation word. Return the job's number, which its Done
+        repeats.
         """
         return self._submit(m.Save, (epoch, step, event, revoke), sections)
 
@@ -362,25 +311,11 @@ class Session:
         return self._submit(m.Load, (epoch, step, event, lease), sections)
 
     def staged_load(self, sections: Packed, *, epoch: int, step: int, event: int, lease: int, word: int) -> int:
-        """Load blocks stage by stage (messages.Stages), without waiting. Return the job's number.
-
-        The word ``word``, which the caller has set to 0, counts the stages that have arrived.
-        """
+        """Load stage by stage; the word ``word``, which is 0 before, counts what has arrived."""
         return self._submit(m.StagedLoad, (epoch, step, event, lease, word), sections)
 
-    def cork(self) -> None:
-        """Gather messages until ``uncork`` sends them at once."""
-        self._stream.cork()
-
-    def uncork(self) -> None:
-        """Send the gathered messages."""
-        self._stream.uncork()
-
     def cancel(self, job: int) -> None:
-        """Ask for a job's end, without waiting: its Done follows, then Cancelled.
-
-        Repeated calls do nothing.
-        """
+        """Ask for a job's end, without waiting: its Done follows, then Cancelled."""
         if job in self._cancels:
             return
         self.send(m.Cancel(job))
@@ -393,80 +328,51 @@ class Session:
 
     def quiet(self) -> bool:
         """Return whether poll has nothing to return now, and nothing waits to be sent."""
-        return not self._events and self._stream.quiet()
+        return not self._events and super().quiet()
 
     def unread(self) -> bool:
         """Return whether poll has something to return, or the session has ended."""
-        return bool(self._events) or self._stream.unread()
-
-    def unsent(self) -> bool:
-        """Return whether something waits until the agent reads."""
-        return self._stream.pending > 0
-
-    def sendable(self) -> bool:
-        """Return whether something waits that poll can send now."""
-        return self._stream.sendable()
+        return bool(self._events) or super().unread()
 
     def poll(self) -> list[Event]:
-        """Return received events, at most MAX_EVENTS_PER_POLL, without waiting.
-
-        Raise SessionEnded once the agent's end is gone and all completions before it were returned.
+        """Return received events, without waiting. Raise SessionEnded once the agent's end is gone
+        and all completions before it were returned.
         """
-        events: list[Event] = []
-        if self._stream.pending:
-            self._flush()
-        read = True
-        while len(events) < MAX_EVENTS_PER_POLL:
-            if self._events:
-                events.append(self._events.popleft())
-            elif self._receive(read=read):
-                read = self._stream.full
-            else:
-                break
-        if not events and self._stream.ended:
+        self.flush()
+        self._receive()
+        events, self._events = self._events, []
+        if not events and self.ended:
             raise self._ended()
         return events
 
     def drain(self, timeout_s: float) -> bool:
         """Stop sending and wait for the agent's end. True is a fence. Completions are dropped."""
         deadline = time.monotonic() + timeout_s
-        self._stream.shutdown_writing()
-        while time.monotonic() < deadline and not self._stream.ended:
-            if not self._receive() and not self._stream.ended:
-                _readable(self, deadline)
+        self.shutdown_writing()
+        while not self.ended and self.wait(deadline - time.monotonic()):
+            self._receive()
             self._events.clear()
-        return self._stream.ended
-
-    def leave(self) -> None:
-        """Stop sending, without waiting: the agent then ends the session and its jobs.
-
-        Poll for its last messages.
-        """
-        self._stream.shutdown_writing()
-
-    def close(self) -> None:
-        """Close the socket at once. Repeated calls do nothing."""
-        self._stream.close()
+        return self.ended
 
     def _submit(self, kind: type[m.Message], fields: tuple[int, ...], sections: Packed) -> int:
         if self.limits.max_queue and len(self._jobs) >= self.limits.max_queue:
             raise Busy(f"{len(self._jobs)} jobs are in flight, the agent accepts {self.limits.max_queue}")
         self._check_open()
         job = next(self._job_numbers)
-        self._stream.send_frame(job_frame(kind, (job, *fields), sections))
+        self.send_frame(job_frame(kind, (job, *fields), sections))
         self._jobs[job] = sections.blocks
         return job
 
     def send(self, message: m.Message, fds: Sequence[int] = ()) -> None:
         """Send a message that has no method of its own, without waiting."""
         self._check_open()
-        self._stream.send(message, fds)
+        super().send(message, fds)
 
     def _check_open(self) -> None:
+        if self.ended:
+            raise self._ended()
         if self._broken is not None:
             raise SessionBroken(str(self._broken))
-        if self._stream.ended:
-            raise self._ended()
 
     def _send_waiting(self, message: m.Message, deadline: float, fds: Sequence[int] = ()) -> None:
         while True:
@@ -490,39 +396,30 @@ class Session:
         return self._reply
 
     def _wait(self, deadline: float, *, writing: bool = False) -> None:
-        """Wait for progress of the socket, and handle one message."""
-        self._flush()
-        if time.monotonic() < deadline and self._receive():
+        """Wait for progress of the socket, and handle what came."""
+        self.flush()
+        if self._receive() and time.monotonic() < deadline:
             if len(self._events) > MAX_EVENTS_KEPT:
                 self._break(Malformed(f"more than {MAX_EVENTS_KEPT} events before an answer"))
             return
-        if self._stream.ended:
-            raise self._ended()
-        if self._broken is not None:
-            raise SessionBroken(str(self._broken))
-        if not _readable(self, deadline, writing=writing or self._stream.pending > 0):
+        self._check_open()
+        events = select.POLLIN | (select.POLLOUT if writing or self.pending else 0)
+        if not self.wait(deadline - time.monotonic(), events):
             raise TimedOut("no answer from the agent")
 
-    def _flush(self) -> None:
-        if self._broken is None:
-            self._stream.flush()
-
-    def _receive(self, *, read: bool = True) -> bool:
-        """Handle one message; return False if there is none.
-
-        Without ``read``, only one that was read before.
-        """
+    def _receive(self) -> bool:
+        """Read once, and handle the messages that came. Return whether there were some."""
         if self._broken is not None:
-            self._stream.discard()
+            self.discard()
             return False
+        some = False
         try:
-            message = self._stream.receive(read=read)
-            if message is not None:
+            for message in self.receive():
                 self._take(message)
+                some = True
         except Malformed as error:
             self._break(error)
-            return False
-        return message is not None
+        return some
 
     def _take(self, message: m.Message) -> None:
         if isinstance(message, m.Done):
@@ -537,49 +434,27 @@ class Session:
             self._cancels.discard(message.job)
             self._events.append(message)
         elif isinstance(message, m.Epoch):
-            self._set_epoch(message.epoch)
+            self.epoch = max(self.epoch, message.epoch)
             self._events.append(message)
         elif isinstance(message, (m.Switches, m.BlockEvents, m.Hinted)):
             self._events.append(message)
         elif isinstance(message, m.Error):
             self._error = message
-        elif isinstance(message, (m.Registered, m.ResetDone, m.Pong)):
-            if message.req == self._awaited:  # others belong to abandoned requests
+        elif isinstance(message, (m.Welcome, m.Registered, m.ResetDone, m.Pong)):
+            req = 0 if isinstance(message, m.Welcome) else message.req
+            if req == self._awaited:  # others belong to abandoned requests
                 self._reply = message
-            elif message.req == self._pinged:
+            elif req == self._pinged:
                 self._pinged = 0
         else:
             raise Malformed(f"{type(message).__name__} is not the agent's to say")
 
     def _break(self, error: Malformed) -> None:
-        """Stop sending to an agent that violated the protocol.
-
-        Its end is still awaited: only that is a fence.
-        """
+        """Stop sending to an agent that violated the protocol. Its end is still the fence."""
         if self._broken is None:
             self._broken = error
-            self._stream.shutdown_writing()
+            self.shutdown_writing()
 
     def _ended(self) -> SessionEnded:
-        if self._error is not None:
-            return SessionEnded(self.jobs, self._error.code, self._error.text)
-        return SessionEnded(self.jobs)
-
-
-def _readable(session: Session | FrameStream, deadline: float, *, writing: bool = False) -> bool:
-    poller = select.poll()
-    poller.register(session.fileno(), select.POLLIN | (select.POLLOUT if writing else 0))
-    left_ms = (deadline - time.monotonic()) * 1000
-    return left_ms > 0 and bool(poller.poll(left_ms))
-
-
-def _first_message(stream: FrameStream, deadline: float) -> m.Message:
-    while True:
-        message = stream.receive()
-        if message is not None:
-            return message
-        if stream.ended:
-            raise SessionEnded(())
-        if not _readable(stream, deadline, writing=stream.pending > 0):
-            raise TimedOut("no answer to hello")
-        stream.flush()
+        error = self._error
+        return SessionEnded(self.jobs, error.code, error.text) if error is not None else SessionEnded(self.jobs)

@@ -48,11 +48,9 @@ def check_pool(pool: str) -> None:
 
 def ensure(socket_dir: str, pool: str, cancelled: threading.Event | None = None) -> None:
     """Return once an agent answers in the directory. It is started if there is none, with ``pool``
-    as its memory; it has this process's environment otherwise.
-
-    Raise WrongSetting if the agent refuses a setting, OSError if the directory cannot be used, and
-    NotStarted for any other reason, after START_S at the latest and soon after ``cancelled`` is
-    set.
+    as its memory; it has this process's environment otherwise. Raise WrongSetting if the agent
+    refuses a setting, OSError if the directory cannot be used, and NotStarted for any other reason,
+    after START_S at the latest and soon after ``cancelled`` is set.
     """
     directory = Path(os.path.abspath(socket_dir))  # noqa: PTH100  which resolves no links
     wait = _Wait(cancelled)
@@ -128,9 +126,7 @@ def _start(directory: Path, pool: str, wait: _Wait) -> None:
 
 
 def _run(command: list[str], directory: Path, log: int, wait: _Wait) -> bool:
-    """Run an agent, and return True once one answers, False if it ended because another one has the
-    directory.
-    """
+    """Run an agent. Return True once one answers, False if another one has the directory."""
     path = directory / LOG
     begin = os.fstat(log).st_size
     shell = _spawn(command, log)

@@ -1,8 +1,5 @@
 """The codec of the session socket: messages to frames and back, strictly (docs/PROTOCOL.md, section
-3).
-
-A decoded message encodes to the same bytes. Anything not canonical, of a wrong shape or beyond a
-limit is Malformed.
+3). A decoded message encodes to the same bytes.
 
 Sections of a job are packed once at planning time and sent unchanged by every rank. Their bytes are
 those that ``encode`` produces for the same Sections, at a fraction of the cost: an engine packs
@@ -20,7 +17,7 @@ import msgpack
 
 from kvagent import messages as m
 from kvagent.errors import Malformed
-from kvagent.fields import form, pack, record, unpack
+from kvagent.fields import Record, form, pack, unpack
 from kvagent.limits import (
     MAX_FRAME,
     MAX_GROUPS,
@@ -36,14 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_SMALL = [bytes([i]) for i in range(128)]  # msgpack's positive fixint
-_BIN8 = [b"\xc4" + bytes([i]) for i in range(256)]
-_BIN16, _BIN32 = struct.Struct(">BH"), struct.Struct(">BI")
-_ARRAY16 = struct.Struct(">BH")
-_ID = struct.Struct("<I")
-_SECTION = b"\x95"  # an array of 5
-
-
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Sections of a job: ``data`` is their msgpack array, ``blocks`` the number of blocks."""
@@ -56,56 +45,33 @@ class Packed:
 
 
 def section(group: int, parent: bytes, hashes: Sequence[bytes], ids: Sequence[int]) -> bytes:
-    """Return one section, a run of chained blocks.
-
-    ``parent``: the hash before the first one, or empty. ``ids``: the engine's block IDs.
-    """
+    """Return one section, a run of chained blocks after ``parent`` with these block IDs."""
     joined = b"".join(hashes)
     size, count = len(hashes[0]), len(hashes)
     if not 0 <= group < MAX_GROUPS or not 1 <= size <= MAX_HASH or count != len(ids) or len(joined) != size * count:
         raise Malformed(f"section of group {group}: {len(joined)} bytes of {count} hashes and {len(ids)} blocks")
     if parent and len(parent) != size:
         raise Malformed(f"section of group {group}: parent of {len(parent)} bytes, allowed is 0 or {size}")
-    blocks = _ID.pack(ids[0]) if count == 1 else struct.pack(f"<{count}I", *ids)
-    return b"".join(
-        (
-            _SECTION, _SMALL[group], _BIN8[len(parent)], parent, _SMALL[size],
-            _BIN8[len(joined)] if len(joined) < 256 else _bin(len(joined)), joined,
-            _BIN8[len(blocks)] if len(blocks) < 256 else _bin(len(blocks)), blocks,
-        )
-    )  # fmt: skip
+    return pack((group, parent, size, joined, struct.pack(f"<{count}I", *ids)))
 
 
 def packed(sections: Sequence[bytes], blocks: int) -> Packed:
-    """Return the sections of one job, each made by ``section``; ``blocks`` is their number of
-    blocks.
-    """
+    """Return the sections of one job, each made by ``section``, of so many blocks."""
     count = len(sections)
     if not 1 <= count <= MAX_SECTIONS or blocks > MAX_JOB_BLOCKS:
         raise Malformed(f"{count} sections of {blocks} blocks, allowed is 1 to {MAX_SECTIONS} of {MAX_JOB_BLOCKS}")
-    head = bytes([0x90 | count]) if count < 16 else _ARRAY16.pack(0xDC, count)
-    return Packed(head + b"".join(sections), blocks)
-
-
-def _bin(size: int) -> bytes:
-    return _BIN16.pack(0xC5, size) if size < 1 << 16 else _BIN32.pack(0xC6, size)
+    return Packed(msgpack.Packer().pack_array_header(count) + b"".join(sections), blocks)
 
 
 _LENGTH = struct.Struct(">I")
 HEADER_BYTES = _LENGTH.size
 
-_RECORDS = {number: record(cls) for number, cls in m.NUMBERS.items()}
+_RECORDS = {number: Record(cls) for number, cls in m.NUMBERS.items()}
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
-
-_ARRAY = [bytes([0x90 | i]) for i in range(16)]  # msgpack's header of an array of i elements
-_DONE_HEAD = _ARRAY[3] + bytes([_NUMBERS[m.Done]])
 
 
 def encode(message: m.Message) -> bytes:
-    """Return the body of a message's frame, without its length.
-
-    Malformed names the field that is out of range.
-    """
+    """Return the body of a message's frame. Malformed names the field that is out of range."""
     number = _NUMBERS[type(message)]
     values = _RECORDS[number].write(message, type(message).__name__)
     _check(message)
@@ -125,13 +91,11 @@ def job_frame(kind: type[m.Message], fields: tuple[int, ...], sections: Packed) 
     length = len(head) + len(sections.data)
     if length > MAX_FRAME:
         raise Malformed(f"{kind.__name__}: {length} bytes, at most {MAX_FRAME}")
-    return b"".join((_LENGTH.pack(length), _ARRAY[len(fields) + 2], head[1:], sections.data))
+    return b"".join((_LENGTH.pack(length), bytes([head[0] + 1]), head[1:], sections.data))
 
 
 def decode(body: bytes) -> m.Message:
     """Return the message of a frame's body."""
-    if body[:2] == _DONE_HEAD and (done := _decode_done(body)) is not None:
-        return done
     if not 1 <= len(body) <= MAX_FRAME:
         raise Malformed(f"frame of {len(body)} bytes, not 1 to {MAX_FRAME}")
     values = unpack(body)
@@ -144,19 +108,6 @@ def decode(body: bytes) -> m.Message:
     message: m.Message = one.read(fields, one.cls.__name__)
     _check(message)
     return message
-
-
-def _decode_done(body: bytes) -> m.Done | None:
-    """Return a DONE, which follows every job, at a third of the cost; None if anything about it is
-    unusual.
-    """
-    try:
-        _, job, statuses = values = msgpack.unpackb(body)
-    except (ValueError, msgpack.exceptions.UnpackException, msgpack.exceptions.ExtraData):
-        return None
-    if type(statuses) is not bytes or len(statuses) > MAX_JOB_BLOCKS or type(job) is not int or job < 0:
-        return None
-    return m.Done(job, statuses) if pack(values) == body else None
 
 
 def frame(body: bytes) -> bytes:
@@ -174,62 +125,64 @@ def body_length(header: bytes | bytearray | memoryview) -> int:
 
 def _check(message: m.Message) -> None:
     """Check what involves several fields."""
+    kind = type(message).__name__
     if isinstance(message, m.Hello) and message.min_version > message.max_version:
         raise Malformed(f"Hello.min_version: {message.min_version} is more than max_version {message.max_version}")
     if isinstance(message, m.Register):
         check_identity(message.identity)
-    elif isinstance(message, m.Hint):
-        _check_chains(message.chains)
-    elif isinstance(message, m.Stages) and len(message.stages) % 2:
-        raise Malformed(f"Stages.stages: {len(message.stages)} bytes, no multiple of 2")
+    elif isinstance(message, m.Stages):
+        _check_bytes("Stages.stages", message.stages, 2)
+    elif isinstance(message, m.Steps):
+        _check_bytes("Steps.steps", message.steps, STEP_BYTES)
     elif isinstance(message, (m.Save, m.Load, m.StagedLoad)):
-        _check_sections(message.sections)
-    elif isinstance(message, m.Steps) and len(message.steps) % STEP_BYTES:
-        raise Malformed(f"Steps.steps: {len(message.steps)} bytes, no multiple of {STEP_BYTES}")
-    elif isinstance(message, m.BlockTokens):
-        _check_run(message)
-        _check_tokens(message)
-    elif isinstance(message, m.BlockEvents):
-        for run in message.runs:
+        total = 0
+        for i, one in enumerate(message.sections):
+            total += (blocks := _blocks(f"{kind}.sections[{i}]", one.hashes, one.hash_len, one.parent))
+            if len(one.blocks) != 4 * blocks:
+                raise Malformed(f"{kind}.sections[{i}].blocks: {len(one.blocks)} bytes, not 4 for each of {blocks}")
+        _check_total(f"{kind}.sections", total)
+    elif isinstance(message, m.Hint):
+        total = 0
+        for i, chain in enumerate(message.chains):
+            total += (blocks := _blocks(f"Hint.chains[{i}]", chain.hashes, chain.hash_len))
+            if chain.own and len(chain.own) != (blocks + 7) // 8:
+                raise Malformed(f"Hint.chains[{i}].own: {len(chain.own)} bytes, not a bit for each of {blocks} hashes")
+        _check_total("Hint.chains", total)
+    elif isinstance(message, (m.BlockTokens, m.BlockEvents)):
+        for run in message.runs if isinstance(message, m.BlockEvents) else [message]:
             _check_run(run)
-            if run.kind == m.EventKind.STORED:
-                _check_tokens(run)
-            elif run.parent or run.tokens or run.extra:
-                raise Malformed("EventRun.tokens: removed blocks have no parent, tokens or extra")
+
+
+def _check_bytes(where: str, data: bytes, unit: int) -> None:
+    if len(data) % unit:
+        raise Malformed(f"{where}: {len(data)} bytes, no multiple of {unit}")
+
+
+def _check_total(where: str, blocks: int) -> None:
+    if blocks > MAX_JOB_BLOCKS:
+        raise Malformed(f"{where}: {blocks} blocks, at most {MAX_JOB_BLOCKS}")
+
+
+def _blocks(where: str, hashes: bytes, hash_len: int, parent: bytes = b"") -> int:
+    """Return the number of blocks of a run."""
+    _check_bytes(f"{where}.hashes", hashes, hash_len)
+    if parent and len(parent) != hash_len:
+        raise Malformed(f"{where}.parent: {len(parent)} bytes, not 0 or hash_len {hash_len}")
+    return len(hashes) // hash_len
 
 
 def _check_run(run: m.BlockTokens | m.EventRun) -> None:
-    if run.parent and len(run.parent) != run.hash_len:
-        raise Malformed(f"{type(run).__name__}.parent: {len(run.parent)} bytes, not 0 or hash_len {run.hash_len}")
-    if len(run.hashes) % run.hash_len:
-        raise Malformed(f"{type(run).__name__}.hashes: {len(run.hashes)} bytes, no multiple of {run.hash_len}")
-
-
-def _check_tokens(run: m.BlockTokens | m.EventRun) -> None:
-    blocks = len(run.hashes) // run.hash_len
-    if not run.tokens or len(run.tokens) % (TOKEN_BYTES * blocks):
-        raise Malformed(
-            f"{type(run).__name__}.tokens: {len(run.tokens)} bytes, not as many for each of {blocks} blocks"
-        )
-
-
-def _check_chains(chains: tuple[m.HintChain, ...]) -> None:
-    total = 0
-    for i, chain in enumerate(chains):
-        blocks, odd = divmod(len(chain.hashes), chain.hash_len)
-        total += blocks
-        if odd:
-            raise Malformed(f"Hint.chains[{i}].hashes: {len(chain.hashes)} bytes do not fit hash_len {chain.hash_len}")
-        if chain.own and len(chain.own) != (blocks + 7) // 8:
-            raise Malformed(f"Hint.chains[{i}].own: {len(chain.own)} bytes, not a bit for each of {blocks} hashes")
-    if total > MAX_JOB_BLOCKS:
-        raise Malformed(f"Hint.chains: {total} blocks, allowed is 1 to {MAX_JOB_BLOCKS}")
+    where = type(run).__name__
+    blocks = _blocks(where, run.hashes, run.hash_len, run.parent)
+    if isinstance(run, m.EventRun) and run.kind == m.EventKind.REMOVED:
+        if run.parent or run.tokens or run.extra:
+            raise Malformed("EventRun.tokens: removed blocks have no parent, tokens or extra")
+    elif not run.tokens or len(run.tokens) % (TOKEN_BYTES * blocks):
+        raise Malformed(f"{where}.tokens: {len(run.tokens)} bytes, not as many for each of {blocks} blocks")
 
 
 def check_identity(identity: tuple[tuple[str, str], ...]) -> None:
-    """Raise Malformed unless an identity has the right shape, is sorted by unique keys, and is
-    bounded.
-    """
+    """Raise Malformed unless an identity is of the right shape, sorted, unique and bounded."""
     form(m.Identity).write(identity, "identity")
     keys = [key.encode() for key, _ in identity]
     if any(first >= second for first, second in itertools.pairwise(keys)):
@@ -237,19 +190,3 @@ def check_identity(identity: tuple[tuple[str, str], ...]) -> None:
     size = sum(len(key.encode()) + len(value.encode()) for key, value in identity)
     if size > MAX_IDENTITY_BYTES:
         raise Malformed(f"identity: {size} bytes, at most {MAX_IDENTITY_BYTES}")
-
-
-def _check_sections(sections: tuple[m.Section, ...]) -> None:
-    total = 0
-    for i, section in enumerate(sections):
-        blocks, odd = divmod(len(section.blocks), 4)
-        if odd or len(section.hashes) != blocks * section.hash_len:
-            raise Malformed(
-                f"sections[{i}]: {len(section.hashes)} bytes of hashes and {len(section.blocks)} of blocks "
-                f"do not fit hash_len {section.hash_len}"
-            )
-        if section.parent and len(section.parent) != section.hash_len:
-            raise Malformed(f"sections[{i}].parent: {len(section.parent)} bytes, allowed is 0 or {section.hash_len}")
-        total += blocks
-    if total > MAX_JOB_BLOCKS:
-        raise Malformed(f"sections: {total} blocks, at most {MAX_JOB_BLOCKS}")

@@ -35,7 +35,7 @@ START_S = 60.0  # for an agent to start, beside engines that take all processors
 # second and less.
 LIMITS = (
     "kvagent.vllm.scheduler.agent_session.SILENT_S", "kvagent.vllm.worker.side.DRAIN_S", "kvagent.lookup.LATE_S",
-    "kvagent.doctor.findings.CONNECT_S", "kvagent.doctor.findings.TIMEOUT_S",
+    "kvagent.doctor.CONNECT_S", "kvagent.doctor.TIMEOUT_S",
 )  # fmt: skip
 BLOCK_TOKENS = 16
 BLOCKS = 32
@@ -178,6 +178,24 @@ class StartedAgents:
         eventually(lambda: not self.running(), "the end of all agents")
 
 
+class Words(SyncWords):
+    """Words with events that the host fires (docs/PROTOCOL.md)."""
+
+    def __init__(self, events: int = 4, revokes: int = 4, stages: int = 0) -> None:
+        super().__init__(revokes, events=events, stages=stages)
+
+    def record(self, event: int) -> int:
+        """Record an event again: it has not fired until ``fire`` reaches it."""
+        cell = (self.events_off + event * self.cell) // 8
+        self._long[cell] += 1
+        return self._long[cell]
+
+    def fire(self, event: int) -> None:
+        """Fire an event up to its last record."""
+        cell = (self.events_off + event * self.cell) // 8
+        self._long[cell + 1] = self._long[cell]
+
+
 class Engine:
     """A scheduler and one worker; its KV cache holds BLOCKS blocks of LAYERS parts each,
     consecutively.
@@ -188,7 +206,7 @@ class Engine:
         stages: int = 0,
     ) -> None:  # fmt: skip
         self.cache = SharedMemory(LAYERS * BLOCKS * BLOCK_BYTES)
-        self.words = SyncWords(events=4, revokes=4, stages=stages)
+        self.words = Words(stages=stages)
         self.rank = rank
         common: dict[str, Any] = {
             "instance": instance, "identity": IDENTITY, "groups": (m.Group(BLOCK_TOKENS, BLOCKS),),
@@ -197,9 +215,11 @@ class Engine:
         self.worker = agent.connect()
         self.registered = self.worker.register(
             Registration(
-                **common, role=m.Role.WORKER, rank=rank, shard=rank, sync=self.words.sync(0),
+                **common, role=m.Role.WORKER, rank=rank, sync=self.words.sync(0),
                 regions=[(self.words.memory.region(0), self.words.memory.fd), (self.cache.region(1), self.cache.fd)],
-                segments={0: [m.Segment(1, i * BLOCKS * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES) for i in range(LAYERS)]},
+                held={
+                    rank: {0: [m.Segment(1, i * BLOCKS * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES) for i in range(LAYERS)]}
+                },
             )
         )  # fmt: skip
         self.scheduler = agent.connect()

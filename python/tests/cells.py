@@ -156,7 +156,7 @@ class Engine:
     def runs(self, rank: int, block: int) -> Iterator[tuple[int, list[tuple[Any, int, int]]]]:
         """Yield each cell of a worker with the runs of one of its blocks."""
         data = next(iter(self.caches[rank].values())).storage.data
-        for shard, segments in self.memory(rank).cells.items():
+        for shard, segments in self.memory(rank).held.items():
             yield shard, [(data, s.offset + block * s.stride, s.bytes) for s in segments[0]]
 
     def save(self, block: int) -> dict[int, bytes]:

@@ -328,11 +328,9 @@ class SimulatedEngine:
         }  # fmt: skip
         if role == Role.SCHEDULER:
             return Registration(**common)
-        size = self.pool.num_gpu_blocks * BLOCK_BYTES
+        size, groups = self.pool.num_gpu_blocks * BLOCK_BYTES, range(len(self.groups))
         return Registration(
             **common, sync=self.sync.words.sync(0),
             regions=[(self.sync.words.memory.region(0), self.sync.words.memory.fd), *self.regions()],
-            segments={
-                g: [Segment(1, self.offset() + g * size, BLOCK_BYTES, BLOCK_BYTES)] for g in range(len(self.groups))
-            },
+            held={0: {g: [Segment(1, self.offset() + g * size, BLOCK_BYTES, BLOCK_BYTES)] for g in groups}},
         )  # fmt: skip

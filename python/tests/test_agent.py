@@ -12,7 +12,7 @@ import pytest
 from kvagent import messages as m
 from kvagent.errors import KVAgentError, Refused, SessionEnded, TimedOut
 from kvagent.lookup import Answer, LookupClient, LookupStatus, Request, Want
-from kvagent.registration import Registration, fingerprint
+from kvagent.registration import Registration
 from kvagent.session import Event, Session
 from tests.agent import (
     BLOCK_TOKENS,
@@ -53,7 +53,7 @@ def save(engine: Engine, hashes: list[bytes], blocks: list[int], salt: int) -> b
 def test_what_one_engine_saved_another_loads(agent: AgentProcess) -> None:
     hashes, blocks = chain("prompt", 8), [3, 1, 4, 15, 9, 2, 6, 5]
     with closing(Engine(agent, "first")) as first, closing(Engine(agent, "second")) as second:
-        assert first.registered.space == fingerprint(IDENTITY, 1, BLOCK_TOKENS, [m.Group(BLOCK_TOKENS, 1)])
+        assert first.registered.space == second.registered.space
         assert save(first, hashes, blocks, salt=7) == bytes([OK] * 8)
         assert save(first, hashes, blocks, salt=8) == bytes([m.BlockStatus.EXISTS] * 8)
 
@@ -160,7 +160,7 @@ def test_memory_of_this_process_is_reached_by_its_address(agent: AgentProcess) -
                 instance="by address", role=m.Role.WORKER, identity=IDENTITY, groups=(m.Group(BLOCK_TOKENS, 8),),
                 hash_tokens=BLOCK_TOKENS,
                 regions=[(m.Region(0, m.RegionKind.PEER, 4096, addr=ctypes.addressof(cache)), None)],
-                segments={0: [m.Segment(0, 0, 512, 512)]},
+                held={0: {0: [m.Segment(0, 0, 512, 512)]}},
             ), PATIENCE_S,
         )  # fmt: skip
         events: list[Event] = []
@@ -252,7 +252,9 @@ def test_an_engine_that_is_gone_leaves_nothing(agent: AgentProcess) -> None:
     )
 
 
-def test_another_version_is_refused(agent: AgentProcess) -> None:
+def test_another_version_is_refused(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MIN_VERSION", "VERSION"):
+        monkeypatch.setattr(m, name, m.VERSION + 1)
     with pytest.raises(SessionEnded) as caught:
-        Session.connect(agent.folder / "session.sock", PATIENCE_S, versions=(m.VERSION + 1, 9))
+        Session.connect(agent.folder / "session.sock", PATIENCE_S)
     assert caught.value.code == m.ErrorCode.VERSION

@@ -54,7 +54,7 @@ def test_a_budget_that_cannot_be_kept_ends_the_session(engine: Engine) -> None:
 
 @pytest.fixture
 def memory() -> Iterator[tuple[SharedMemory, SyncWords]]:
-    cache, words = SharedMemory(LAYERS * BLOCKS * BLOCK_BYTES), SyncWords(events=4, revokes=4)
+    cache, words = SharedMemory(LAYERS * BLOCKS * BLOCK_BYTES), SyncWords(4)
     yield cache, words
     words.close()
     cache.close()
@@ -66,9 +66,9 @@ def linked(agent: AgentProcess, memory: tuple[SharedMemory, SyncWords], budget: 
     def registration() -> Registration:
         return Registration(
             instance="linked", identity=IDENTITY, groups=(m.Group(BLOCK_TOKENS, BLOCKS),), hash_tokens=BLOCK_TOKENS,
-            world=1, shards=1, role=m.Role.WORKER, rank=0, shard=0, sync=words.sync(0),
+            world=1, shards=1, role=m.Role.WORKER, rank=0, sync=words.sync(0),
             regions=[(words.memory.region(0), words.memory.fd), (cache.region(1), cache.fd)],
-            segments={0: [m.Segment(1, i * BLOCKS * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES) for i in range(LAYERS)]},
+            held={0: {0: [m.Segment(1, i * BLOCKS * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES) for i in range(LAYERS)]}},
         )  # fmt: skip
 
     return Link(str(agent.folder), "rank 0", registration, budget)

@@ -37,7 +37,7 @@ class Registered:
         self.workers: list[Session] = []
         self.words: list[SyncWords] = []
         for rank, cache in enumerate(caches):
-            words = SyncWords(events=1, revokes=1)
+            words = SyncWords(1)
             ends.callback(words.close)
             session = agent.connect()
             ends.callback(session.close)
@@ -47,7 +47,7 @@ class Registered:
                     identity=identity_pairs({"model": f"{heads} {layout}", "dtype": "d", "tenant": ""}),
                     groups=(m.Group(STATES, BLOCKS),), hash_tokens=STATES, sync=words.sync(0),
                     regions=[(words.memory.region(0), words.memory.fd), (cache.region(1), cache.fd)],
-                    cells=self.engine.memory(rank).cells,
+                    held=self.engine.memory(rank).held,
                 )
             ).epoch  # fmt: skip
             words.step = 1

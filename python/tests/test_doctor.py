@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.doctor import findings as on
-from kvagent.doctor.__main__ import findings, main
+from kvagent import doctor as on
+from kvagent.doctor import findings, main
 from kvagent.vllm.weight_changes import UNSHARED
 from tests.agent import BINARY, AgentProcess, Engine
 from tests.simulated import SimulatedEngine
@@ -21,7 +21,7 @@ from tests.simulated import SimulatedEngine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvagent.doctor.findings import Finding
+    from kvagent.doctor import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_an_agent_that_is_frozen_dead_or_was_never_there(
     agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(on, "CONNECT_S", 0.2)
-    monkeypatch.setattr("kvagent.doctor.findings.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("kvagent.doctor.TIMEOUT_S", 0.2)
     agent.freeze()
     assert all("the agent is there and does not answer" in finding.hint for finding in problems(agent))
     agent.thaw()
@@ -163,7 +163,7 @@ def _as_other_user(folder: Path) -> str:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-        said = "\n".join(finding.lines() for finding in on.directory(folder))
+        said = on.of_directory(folder).lines()
         os.write(writer, said.encode())
         os._exit(0)
     os.close(writer)
@@ -216,7 +216,7 @@ def test_what_an_agent_of_another_release_says(agent: AgentProcess) -> None:
 
 def test_every_key_of_an_identity_has_a_hint() -> None:
     """The keys are those of space.identity."""
-    text = (Path(on.__file__).parents[1] / "vllm" / "space.py").read_text()
+    text = (Path(on.__file__).parent / "vllm" / "space.py").read_text()
     keys = set(re.findall(r'^ {8,12}"(\w+)":', text, re.MULTILINE))
     assert keys | {UNSHARED, "cells"} == set(on.HINTS)
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvagent.errors import Malformed
-from kvagent.messages import Group
-from kvagent.registration import fingerprint, identity_pairs
+from kvagent.registration import identity_pairs
 
 IDENTITY = {"model": "m", "dtype": "bf16", "tenant": ""}
 
@@ -30,17 +29,3 @@ def test_an_identity_is_bounded() -> None:
         identity_pairs({**IDENTITY, **{f"key{i}": "" for i in range(62)}})
     with pytest.raises(Malformed, match="bytes, at most 16384"):
         identity_pairs({**IDENTITY, "a": "x" * 16384})
-
-
-def test_the_number_of_blocks_is_no_part_of_a_space() -> None:
-    pairs = identity_pairs(IDENTITY)
-    space = fingerprint(pairs, 1, 16, [Group(16, 100)])
-    assert space == fingerprint(pairs, 1, 16, [Group(16, 7)])
-    for other in (
-        fingerprint(identity_pairs({**IDENTITY, "tenant": "t"}), 1, 16, [Group(16, 100)]),
-        fingerprint(pairs, 2, 16, [Group(16, 100)]),
-        fingerprint(pairs, 1, 8, [Group(16, 100)]),
-        fingerprint(pairs, 1, 16, [Group(32, 100)]),
-        fingerprint(pairs, 1, 16, [Group(16, 100, 4096)]),
-    ):
-        assert other != space

@@ -11,8 +11,18 @@ import pytest
 import zmq
 
 from kvagent.errors import Busy, Malformed, TimedOut
-from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupClient, LookupStatus, Request, Ticket, Want
-from kvagent.ownform import decode_request, encode_answer
+from kvagent.fields import pack, unpack
+from kvagent.lookup import (
+    ANSWER_FORM,
+    MAX_OUTSTANDING,
+    REQUEST_FORM,
+    Answer,
+    LookupClient,
+    LookupStatus,
+    Request,
+    Ticket,
+    Want,
+)
 from tests.agent import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -42,11 +52,12 @@ def client(tmp_path: Path) -> Iterator[LookupClient]:
 
 def hear(agent: zmq.Socket[bytes]) -> tuple[list[bytes], Request]:
     *envelope, frame = agent.recv_multipart()
-    return envelope, decode_request(frame)
+    request: Request = REQUEST_FORM.read(unpack(frame), "Request")
+    return envelope, request
 
 
 def say(agent: zmq.Socket[bytes], envelope: list[bytes], answer: Answer) -> None:
-    agent.send_multipart([*envelope, encode_answer(answer)])
+    agent.send_multipart([*envelope, pack(ANSWER_FORM.write(answer, "Answer"))])
 
 
 def wait(client: LookupClient, ticket: Ticket) -> Answer:
@@ -151,7 +162,7 @@ def test_an_abandoned_reservation_returns_its_lease(agent: zmq.Socket[bytes], cl
 
 
 def test_nonsense_is_malformed_and_the_client_goes_on(agent: zmq.Socket[bytes], client: LookupClient) -> None:
-    for nonsense in ([b""], [b"\x95\x02"], [b"\0\0\0\0"], [encode_answer(HIT), b""]):
+    for nonsense in ([b""], [b"\x95\x02"], [b"\0\0\0\0"], [pack(ANSWER_FORM.write(HIT, "Answer")), b""]):
         ticket = client.submit(REQUEST)
         envelope, _ = hear(agent)
         agent.send_multipart([*envelope, *nonsense])

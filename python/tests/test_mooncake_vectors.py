@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvagent.errors import Malformed
-from kvagent.fields import pack, record, unpack
+from kvagent.fields import Record, pack, unpack
 from kvagent.mooncake import VERSION, Settings, read_request
 
 FILE = Path(__file__).resolve().parents[2] / "testdata" / "wire" / "mooncake.json"
@@ -34,7 +34,7 @@ def test_frame_of_the_agent(vector: dict[str, Any]) -> None:
     frame = unpack(bytes.fromhex(vector["hex"]))
     if vector["name"].startswith("hello"):
         assert frame[0] == VERSION
-        settings = record(Settings).read(frame[1], "settings")
+        settings = Record(Settings).read(frame[1], "settings")
         assert [settings.host, settings.master, settings.threads] == [frame[1][0], frame[1][6], frame[1][8]]
         return
     assert list(read_request(frame)) == vector["value"]

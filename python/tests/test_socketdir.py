@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvagent import socketdir
-from kvagent.doctor.__main__ import main
+from kvagent.doctor import main
 from kvagent.errors import WrongSetting
 from kvagent.session import Session
 from kvagent.vllm.options import OptionError, parse

@@ -16,7 +16,7 @@ from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.scheduler.agent_session import Liveness
 from kvagent.vllm.tier.options import parse
-from kvagent.vllm.tier.orders import Ask
+from kvagent.vllm.tier.questions import Ask
 from tests.agent import eventually
 from tests.tier_rig import Rig, keys
 
@@ -71,7 +71,7 @@ def test_a_load_larger_than_the_staging_memory_comes_in_parts(rigs: Callable[...
     rig = rigs(staging_bytes=1 << 20)
     rig.courier._slots = 3  # for the next session
     rig.courier._loads._most = 3
-    rig.courier._load_port.memory._free = [0, 1, 2]  # type: ignore[union-attr]
+    rig.courier._loads.memory.free = [0, 1, 2]  # type: ignore[union-attr]
     chunks = keys("p", 20)
     contents = [rig.fill(i, f"p{i}") for i in range(20)]
     rig.finished(rig.store(chunks, range(20)))

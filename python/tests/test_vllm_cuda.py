@@ -12,13 +12,14 @@ import pytest
 from kvagent.cuda import EVENTS, MAX_PIECES, CudaClock, CudaDriver, CudaError, NotExportable, export
 from kvagent.messages import Region, RegionKind, Segment
 from kvagent.registration import Registration
-from kvagent.shm import SyncWords
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.worker.memory import memory
 from kvagent.vllm.worker.side import make_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kvagent.shm import SyncWords
 
 UUID = b"u" * 16
 PIECE = 2 << 20
@@ -112,7 +113,7 @@ def test_an_allocation_goes_by_its_handle_and_the_offset_in_it() -> None:
     handle = b"h" * 56 + (0x70000000).to_bytes(8, "little") + UUID
     assert found.regions == ((Region(1, RegionKind.CUDA, 4096, 0x1000, handle), None),)
     assert len(handle) == 80
-    assert found.segments == {0: (Segment(1, 64, 32, 32),)}  # places in the region: where the tensor is in its storage
+    assert found.held[0] == {0: (Segment(1, 64, 32, 32),)}  # places in the region: where the tensor is in its storage
     assert str(found.device) == "cuda:0"
 
 
@@ -122,9 +123,9 @@ def test_virtual_memory_goes_by_the_descriptors_of_its_pieces() -> None:
     # From the second piece to the fourth, which has its last 512 bytes.
     assert [region for region, _ in found.regions] == [Region(1, RegionKind.CUDA_FD, PIECE, 0, UUID)] * 3
     assert [fd for _, fd in found.regions] == driver.open
-    assert found.segments == {0: (Segment(1, 512 + 64, 32, 32),)}
+    assert found.held[0] == {0: (Segment(1, 512 + 64, 32, 32),)}
     registration = Registration(
-        instance="x", role=1, identity=(), groups=(), hash_tokens=16, regions=found.regions, segments=found.segments
+        instance="x", role=1, identity=(), groups=(), hash_tokens=16, regions=found.regions, held=found.held
     )
     messages = list(registration.messages(1))
     assert messages[1][1] == driver.open
@@ -206,7 +207,6 @@ def test_the_event_is_recorded_before_the_step_is_written() -> None:
     sync = make_clock(SimpleNamespace(type="cuda"), gpu)
     assert isinstance(sync, CudaClock)
     for step in (1, 2, EVENTS + 1):
-        sync.begin(step)
         sync.end(step)
     assert gpu.stream == [("event", 1), ("word", 1), ("event", 2), ("word", 2), ("event", 1), ("word", EVENTS + 1)]
     assert sync.event(EVENTS + 1) == 1
@@ -216,16 +216,9 @@ def test_the_event_is_recorded_before_the_step_is_written() -> None:
     place = sync.words.sync(0)
     assert (place.events, place.revoke_off) == (EVENTS, off + 64 * EVENTS)
     sync.words.revoke(3)
-    assert sync.words.revoked(3)
+    assert sync.words.revocations[3]
     sync.close()
     assert gpu.closed
-
-
-def test_words_of_a_host_hold_no_handles() -> None:
-    words = SyncWords(4, 4)
-    with pytest.raises(ValueError, match="handle of 16 bytes in a cell of 16"):
-        words.put_handle(0, bytes(16))
-    words.close()
 
 
 def test_export_names_what_failed() -> None:

@@ -445,17 +445,14 @@ def test_what_an_idle_engine_can_do_nothing_about_is_not_pending() -> None:
         assert not session.unread()
         there.send(bytes([byte]))
         assert session.unread()
-        received = stream.receive()
-    assert received == m.Pong(1)
+        received = [*stream.receive()]
+    assert received == [m.Pong(1)]
     assert not session.unread()
     there.send(data + data)
-    assert stream.receive() == m.Pong(1)
-    assert session.unread(), "another one was read with it"
-    assert stream.receive() == m.Pong(1)
+    assert [*stream.receive()] == [m.Pong(1)] * 2
     there.send(bytes(HEADER_BYTES))
     with pytest.raises(Malformed):
-        stream.receive()
-    assert session.unread(), "what is no frame"
+        next(stream.receive())
     stream.discard()
     while not stream.pending:
         stream.send(m.Ping(1))

@@ -10,7 +10,7 @@ import pytest
 from kvagent import messages as m
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.guests.events import SALT
-from kvagent.vllm.tier.chunks import PublishedChunks
+from kvagent.vllm.tier.events import PublishedChunks
 
 MEMORY, DISK = 1, 2
 

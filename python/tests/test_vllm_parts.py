@@ -177,7 +177,7 @@ def test_segments_follow_the_strides() -> None:
     for name, (tensors, expected) in layers.items():
         caches = {str(i): tensor for i, tensor in enumerate(tensors)}
         found = memory(caches, [list(caches)], 9)
-        assert [(s.offset, s.stride, s.bytes) for s in found.segments[0]] == expected, name
+        assert [(s.offset, s.stride, s.bytes) for s in found.held[0][0]] == expected, name
         assert [(r.kind, r.size, fd) for r, fd in found.regions] == [(RegionKind.FD, 1 << 16, -1)]
 
 
@@ -336,12 +336,12 @@ def test_weights_that_are_made_up(tmp_path: Path) -> None:
 
 
 def test_words_of_other_processes() -> None:
-    words = SyncWords(4, 8)
+    words = SyncWords(8)
     at, found = f"/proc/{os.getpid()}/fd/{words.memory.fd}", os.fstat(words.memory.fd)
     place = WorkerInfo(at, words.memory.size, words.revoke_off, 8, (found.st_dev, found.st_ino))
     others = WorkerRevocation([place])
     others.revoke(3)
-    assert [words.revoked(i) for i in range(8)] == [i == 3 for i in range(8)]
+    assert [*words.revocations] == [i == 3 for i in range(8)]
     others.close()
     words.close()
     with pytest.raises(OSError, match="No such"):
@@ -350,7 +350,7 @@ def test_words_of_other_processes() -> None:
 
 def test_the_words_of_a_process_with_another_number_are_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker in another container may have the number of any process here."""
-    theirs, ours = SyncWords(4, 8), SyncWords(4, 8)
+    theirs, ours = SyncWords(8), SyncWords(8)
     found = os.fstat(theirs.memory.fd)
     file = (found.st_dev, found.st_ino)
     place = WorkerInfo(f"/proc/{os.getpid()}/fd/{ours.memory.fd}", ours.memory.size, ours.revoke_off, 8, file)

@@ -22,7 +22,7 @@ from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import LISTEN_STEPS, Link
 from kvagent.vllm.options import Options
-from kvagent.vllm.plan import LoadJob, Report
+from kvagent.vllm.plan import Report
 from kvagent.vllm.scheduler.loads import LookupWaits, Promises
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
 from tests.sides import running
@@ -914,21 +914,3 @@ def test_a_question_that_is_given_up_is_abandoned_and_a_lost_one_is_a_miss() -> 
     assert counts.lookups_unanswered == 1
     made.forget(tracked)
     assert tracked.asking.ticket is None
-
-
-def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
-    engines: Callable[..., SimulatedEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A surviving mover holds the session open, and only the scheduler knows the next agent."""
-    monkeypatch.setattr("kvagent.vllm.worker.side.MISMATCH_S", -1.0)  # has passed at the next plan
-    engine = engines()
-    engine.save("a", "p", 4, 7)
-    before = engine.worker_link.current()
-    assert before is not None
-    lost: list[object] = []
-    monkeypatch.setattr(engine.worker_link, "lost", lost.append)
-    for boot, want in ((before.boot, 0), (b"next", 0), (before.boot, 0), (b"next", 0), (b"next", 1)):
-        engine.worker.submit(LoadJob(1 << 40, boot, 0, "", 0, 0.0, (), b""), 1)  # of no parts: nothing is sent
-        assert len(lost) == want, f"{boot!r}"
-    assert lost == [before]
-    assert engine.worker._sessions == [before], "its end is not listened to, which is the fence of its jobs"

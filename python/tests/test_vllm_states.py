@@ -139,5 +139,5 @@ def test_the_last_token_is_computed_even_of_a_prompt_that_is_received() -> None:
 def test_a_layer_with_several_tensors_has_the_bytes_of_all() -> None:
     """vLLM may pass the states of a layer as a list, such as that of a convolution first."""
     caches = {"a": [_Tensor((9, 3), (16, 1)), _Tensor((9, 2, 4), (16, 4, 1), start=4)]}
-    (segments,) = memory(caches, [["a"]], 9).segments.values()
+    (segments,) = memory(caches, [["a"]], 9).held[0].values()
     assert [(one.offset, one.stride, one.bytes) for one in segments] == [(0, 64, 12), (16, 64, 32)]

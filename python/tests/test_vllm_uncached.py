@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.doctor.findings import engines as engine_findings
-from kvagent.doctor.findings import sharing
+from kvagent.doctor import engines as engine_findings
+from kvagent.doctor import sharing
 from kvagent.vllm.boundary import MAX_REASON, Notice, RetiredScheduler, notice
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError, parse

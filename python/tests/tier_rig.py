@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, TypeVar
 from kvagent.registration import identity_pairs
 from kvagent.vllm.tier.courier import Courier
 from kvagent.vllm.tier.identity import Space
-from kvagent.vllm.tier.memory import Rows
+from kvagent.vllm.tier.jobs import Rows
 from kvagent.vllm.tier.options import parse
-from kvagent.vllm.tier.orders import Answered, Ask, Finished, Key, Load, Store
+from kvagent.vllm.tier.questions import Answered, Ask, Finished, Key, Load, Store
 from tests.agent import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from kvagent.vllm.tier.orders import Result
+    from kvagent.vllm.tier.questions import Result
 
 ROWS = 64
 ROW_BYTES = 8192

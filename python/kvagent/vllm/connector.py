@@ -446,11 +446,9 @@ class WorkerCalls(Calls):
         names = [list(group.layer_names) for group in self._config.kv_cache_groups]
         try:
             self._memory = memory(
-                kv_caches,
-                names,
-                self._config.num_blocks,
-                extents_of=self._start.extents(self._rank),
-            )
+                kv_caches, names, self._config.num_blocks, extents_of=self._start.extents(self._rank),
+                shard=self._start.part.shard(self._rank, self._replicas),
+            )  # fmt: skip
             self._clock = self._clock or make_clock(self._memory.device)
         except (KVAgentError, OSError, RuntimeError) as error:
             raise Unsupported(f"the agent cannot be given the KV caches: {error}") from error
@@ -589,10 +587,8 @@ class WorkerCalls(Calls):
         assert self._clock is not None
         words = self._clock.words
         return self._registration(
-            Role.WORKER, self._weights, rank=self._rank - self._start.part.ranks[0],
-            shard=self._start.part.shard(self._rank, self._replicas), sync=words.sync(0),
-            regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
-            segments=self._memory.segments, cells=self._memory.cells,
+            Role.WORKER, self._weights, rank=self._rank - self._start.part.ranks[0], sync=words.sync(0),
+            regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions], held=self._memory.held,
         )  # fmt: skip
 
 

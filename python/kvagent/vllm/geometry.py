@@ -5,16 +5,12 @@ vLLM's configuration says which ranks are on a node where vLLM itself spreads th
 k has the k-th of equal runs of them. With Ray, or a custom executor, each worker tells its node in
 its first report, and all must be on that of the scheduler.
 
-The connector asks vLLM for a block-outermost layout where the attention backend supports it: the
-copies between engine and agent are as large as the contiguous runs of a block. vLLM warns about a
-layout that the backend rejects and falls back to its own choice, so the backend is asked first.
+The connector asks vLLM for a block-outermost layout where the attention backend supports it, since
+the copies between engine and agent are as large as the contiguous runs of a block.
 
-vLLM's KV cache specifications say which blocks a hit needs. Workers see the specifications of all
-layers of a group (UniformTypeKVCacheSpecs), the scheduler that of one of them. Both take the first
-one's, so that they register the same groups.
-
-Importing it imports no vllm: specifications are known by the names of their classes, and the doctor
-uses it too.
+Workers see the specifications of all layers of a group (UniformTypeKVCacheSpecs), the scheduler
+that of one of them. Both take the first one's. Specifications are known by the names of their
+classes, so that this imports no vllm.
 """
 
 from __future__ import annotations
@@ -62,16 +58,8 @@ def group_spec(spec: Any) -> Any:
     return next(iter(spec.kv_cache_specs.values()))
 
 
-def kind(spec: Any) -> str:
-    """Return the name of the specification that a group is known by."""
-    return type(group_spec(spec)).__name__
-
-
 def window(spec: Any) -> int:
-    """Return a group's window as the agent is told of it (messages.Group).
-
-    A state is the last block of what it stands for.
-    """
+    """Return a group's window as the agent is told of it (messages.Group)."""
     one = group_spec(spec)
     name = type(one).__name__
     if name in WINDOW:
@@ -82,16 +70,12 @@ def window(spec: Any) -> int:
 
 
 def is_state(spec: Any) -> bool:
-    """Return whether the blocks of a group are states: each stands for all tokens before its
-    end.
-    """
-    return kind(spec) == STATE
+    """Return whether a group's blocks are states: each stands for all tokens before its end."""
+    return type(group_spec(spec)).__name__ == STATE
 
 
 def refusal(group: Any) -> str:
-    """Return why a group cannot be served, as the end of a sentence about it, or an empty
-    string.
-    """
+    """Return why a group cannot be served, as the end of a sentence, or an empty string."""
     specs = layer_specs(group.kv_cache_spec)
     first = specs[0]
     for one in specs:
@@ -119,26 +103,21 @@ def canvas_refusal(model: Any) -> str:
 
 def _refusal(spec: Any) -> str:
     name = type(spec).__name__
-    if name == STATE:
-        return _state_refusal(spec)
     if name not in SERVED:
         return f"is of {name}; served are {', '.join(SERVED)}"
-    if getattr(spec, "non_causal", False):
-        return "has layers that attend to later tokens (non_causal), which its block hashes do not cover"
-    if getattr(spec, "bounded_replay", False):
-        return "is computed again after each hit (bounded_replay), which the connector cannot ask vLLM for"
-    return ""
-
-
-def _state_refusal(spec: Any) -> str:
     mode = getattr(spec, "mamba_cache_mode", "none")
-    if mode != "align":
+    if name == STATE and mode != "align":
         return (
             f"has states of mamba_cache_mode {mode}, allowed is align: vLLM keeps none otherwise; start it with prefix "
             "caching"
         )
-    if drafts := int(getattr(spec, "num_speculative_blocks", 0)):
+    drafts = int(getattr(spec, "num_speculative_blocks", 0))
+    if name == STATE and drafts:
         return f"has {drafts} blocks of states for draft tokens, allowed are 0: start vLLM without speculative_config"
+    if getattr(spec, "non_causal", False):
+        return "has layers that attend to later tokens (non_causal), which its block hashes do not cover"
+    if getattr(spec, "bounded_replay", False):
+        return "is computed again after each hit (bounded_replay), which the connector cannot ask vLLM for"
     return ""
 
 
@@ -150,9 +129,8 @@ Identity = tuple[tuple[str, str], ...]
 
 
 class Unsupported(ValueError):
-    """A model, feature, memory or vLLM that this connector does not support. The text says why.
-
-    The engine starts and is served uncached, unless on_unsupported says otherwise. A mistake in the
+    """A model, feature, memory or vLLM that this connector does not support. The text says why. The
+    engine starts and is served uncached, unless on_unsupported says otherwise. A mistake in the
     options is an OptionError, which always ends the start.
     """
 
@@ -178,31 +156,24 @@ class Geometry:
 
 
 def geometry(kv_cache_config: Any, hash_tokens: int, following: int = 0) -> Geometry:
-    """Return the geometry of vLLM's KVCacheConfig, with blocks hashed by so many tokens.
-    ``following``: of Geometry.
-
-    Unsupported names the group that cannot be served.
-    """
-    groups = []
-    for i, group in enumerate(kv_cache_config.kv_cache_groups):
+    """Return the geometry of a KVCacheConfig. Unsupported names the group that is not served."""
+    found = kv_cache_config.kv_cache_groups
+    if not 1 <= len(found) <= MAX_GROUPS:
+        raise Unsupported(f"the model has {len(found) or 'no'} KV cache groups, allowed is 1 to {MAX_GROUPS}")
+    for i, group in enumerate(found):
         if reason := refusal(group):
             raise Unsupported(f"KV cache group {i} {reason}")
-        block_size = int(group.kv_cache_spec.block_size)
-        groups.append(Group(block_size, int(kv_cache_config.num_blocks), window(group.kv_cache_spec)))
-    if not groups:
-        raise Unsupported("the model has no KV cache")
-    if len(groups) > MAX_GROUPS:
-        raise Unsupported(f"the model has {len(groups)} KV cache groups, allowed is 1 to {MAX_GROUPS}")
-    for i, group in enumerate(groups):
-        if group.block_tokens % hash_tokens:
-            raise Unsupported(f"KV cache group {i}: blocks of {group.block_tokens} tokens, hashes of {hash_tokens}")
-    states = [i for i, one in enumerate(kv_cache_config.kv_cache_groups) if is_state(one.kv_cache_spec)]
-    return Geometry(tuple(groups), hash_tokens, frozenset(states), following)
+        if group.kv_cache_spec.block_size % hash_tokens:
+            tokens = group.kv_cache_spec.block_size
+            raise Unsupported(f"KV cache group {i}: blocks of {tokens} tokens, hashes of {hash_tokens}")
+    blocks, specs = int(kv_cache_config.num_blocks), [group.kv_cache_spec for group in found]
+    groups = tuple(Group(int(spec.block_size), blocks, window(spec)) for spec in specs)
+    states = frozenset(i for i, spec in enumerate(specs) if is_state(spec))
+    return Geometry(groups, hash_tokens, states, following)
 
 
 def fails_by_block(kv_cache_config: Any) -> bool:
     """Return whether vLLM is told of the blocks that failed to load, and not only of the request.
-
     It keeps the blocks before the first of them. With a window or states these are not all that the
     tokens after them need.
     """
@@ -217,11 +188,6 @@ class Ranks:
     world: int
     shards: int
 
-    def check(self) -> None:
-        """Raise Unsupported if there are more ranks than the protocol allows."""
-        if not 1 <= self.world <= MAX_WORLD:
-            raise Unsupported(f"{self.world} ranks, allowed is 1 to {MAX_WORLD}")
-
 
 def replicated(kv_cache_config: Any) -> bool:
     """Return whether all tensor-parallel ranks hold the same KV, however many there are."""
@@ -230,11 +196,8 @@ def replicated(kv_cache_config: Any) -> bool:
 
 
 def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
-    """Return the distribution of vLLM's ParallelConfig, and how many adjacent tensor-parallel ranks
-    hold the same KV.
-    """
-    if reason := spread(parallel):
-        raise Unsupported(reason)
+    """Return the distribution, and how many adjacent tensor-parallel ranks hold the same KV."""
+    _check_spread(parallel)
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if int(getattr(parallel, name)) > 1:
             raise Unsupported(
@@ -246,14 +209,13 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
     replicas = int(kv_cache_config.kv_tp_replicas)
     if replicated(kv_cache_config):
         replicas = tp
-    Ranks(len(part(parallel).ranks), 1).check()  # those of one agent
+    if (count := len(part(parallel).ranks)) > MAX_WORLD:  # those of one agent
+        raise Unsupported(f"{count} ranks, allowed is 1 to {MAX_WORLD}")
     return Ranks(tp * pp, tp // replicas * pp), replicas
 
 
 def shard(rank: int, tp: int, replicas: int) -> int:
-    """Return a worker's shard: pipeline stages are consecutive, replicas within a stage share
-    one.
-    """
+    """Return a worker's shard: stages are consecutive, and replicas within a stage share one."""
     return rank // tp * (tp // replicas) + rank % tp // replicas
 
 
@@ -291,9 +253,7 @@ class Part:
         return shard(rank, self.tp, replicas)
 
     def difference(self, own: Identity, report: Report) -> str:  # noqa: ARG002
-        """Return why ranks that have reported cannot be served with a scheduler of this identity;
-        empty if they can.
-        """
+        """Return why these ranks cannot be served with a scheduler of this identity, if so."""
         return elsewhere(report.workers, node()) if report.workers else ""
 
 
@@ -303,7 +263,7 @@ _WHY = f"an agent serves the engines of its own node ({_DECISION})"
 
 
 def part(parallel: Any) -> Part:
-    """Return the part of the process with vLLM's ParallelConfig. See spread for what is refused."""
+    """Return the part of the process with vLLM's ParallelConfig."""
     world = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
     count = int(parallel.nnodes_within_dp)
     index = int(parallel.node_rank_within_dp) if count > 1 else 0
@@ -311,41 +271,34 @@ def part(parallel: Any) -> Part:
 
 
 def node() -> str:
-    """Return the boot ID of the kernel, which all containers of a node share, and no two nodes. It
-    is empty if it cannot be read.
-    """
+    """Return the kernel's boot ID, which no two nodes share; empty if it cannot be read."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def spread(parallel: Any) -> str:
-    """Return why an engine with vLLM's ParallelConfig cannot be served, because its ranks are on
-    several nodes, or may be without its scheduler knowing; empty if nothing says so.
-
-    A data-parallel replica is an engine of its own, so only the nodes of one replica count.
+def _check_spread(parallel: Any) -> None:
+    """Raise Unsupported if the ranks are on several nodes, or may be without their scheduler
+    knowing. A data-parallel replica is an engine of its own, so only the nodes of one count.
     """
     nodes = int(parallel.nnodes_within_dp)
     ranks = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
     executor = parallel.distributed_executor_backend
     if ranks > 1 and executor == "external_launcher":
-        return (
+        raise Unsupported(
             f"external_launcher with {ranks} ranks: each rank has a scheduler of its own, which hears of no other "
             "rank's blocks, and all must decide the same; start it with --distributed-executor-backend mp"
         )
     if nodes > 1 and (executor != "mp" or ranks % nodes):
-        return (
+        raise Unsupported(
             f"{ranks} ranks on {nodes} nodes (--nnodes), started by the executor {executor}: which ranks are where is "
             f"known only of equal parts and --distributed-executor-backend mp ({_DECISION})"
         )
-    return ""
 
 
 def elsewhere(workers: Sequence[WorkerInfo], own: str) -> str:
-    """Return why these workers cannot be served by the agent of the scheduler's node ``own``; empty
-    if they can, or if either side could not tell its node.
-    """
+    """Return why the agent of node ``own`` cannot serve these workers, if both tell theirs."""
     away = sum(bool(one.node and own and one.node != own) for one in workers)
     return f"{away} of the engine's ranks are not on the node of its scheduler: {_WHY}" if away else ""
 
@@ -359,10 +312,7 @@ log = logging.getLogger("vllm.kvagent")
 def preferred_layout(
     vllm_config: Any, option: str, supported: Callable[[Any], Sequence[str]] | None = None, *, layerwise: bool = False
 ) -> str | None:
-    """Return the name of the layout to ask for, or None for vLLM's choice.
-
-    ``option`` is the user's. ``layerwise``: copies are of one layer each.
-    """
+    """Return the layout to ask for, None for vLLM's choice. ``layerwise``: for such copies."""
     if option != "auto":
         return None if option == "none" else option
     if vllm_config.device_config.device_type != "cuda":
@@ -379,9 +329,7 @@ def preferred_layout(
 
 
 def _supported(vllm_config: Any) -> Sequence[str]:
-    """Return the layouts that the model's attention backend supports, in its order of
-    preference.
-    """
+    """Return the layouts that the model's attention backend supports, best first."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
     from vllm.v1.attention.selector import get_attn_backend
@@ -389,12 +337,9 @@ def _supported(vllm_config: Any) -> Sequence[str]:
     model, cache = vllm_config.model_config, vllm_config.cache_config
     with set_current_vllm_config(vllm_config):
         backend = get_attn_backend(
-            model.get_head_size(),
-            model.dtype,
-            cache.cache_dtype,
-            use_mla=bool(model.use_mla),
+            model.get_head_size(), model.dtype, cache.cache_dtype, use_mla=bool(model.use_mla),
             has_sliding_window=model.get_sliding_window() is not None,
-        )
+        )  # fmt: skip
         return [layout.name for layout in get_supported_kv_cache_layouts([backend])]
 
 
@@ -411,26 +356,17 @@ def tested(version: str) -> bool:
     return OLDEST <= _minor(version) <= NEWEST
 
 
-def check(version: str, base: Any) -> None:
-    """Warn about an untested version.
-
-    Raise Unsupported if it is too old, or if its connector base class lacks a needed method.
-    """
-    check_version(version)
-    missing = [name for name in NEEDED if not hasattr(base, name)]
-    if missing:
-        raise Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; {_NEEDED} is needed")
-
-
-def check_version(version: str) -> None:
-    """Warn about an untested version. Raise Unsupported if it is too old.
-
-    A build of vLLM's source may have no version (0.1.dev), so only a release is too old.
+def check(version: str, base: Any = None) -> None:
+    """Warn about an untested version. Raise Unsupported if it is too old, or if its connector base
+    class lacks a needed method. A build of vLLM's source may have no version (0.1.dev), so only a
+    release is too old.
     """
     if _minor(version) < OLDEST and "dev" not in version:
         raise Unsupported(f"vLLM {version} is too old: {_NEEDED} is needed")
     if not tested(version):
         log.warning("vLLM %s: this connector is tested with %s", version, TESTED)
+    if missing := [name for name in NEEDED if base is not None and not hasattr(base, name)]:
+        raise Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; {_NEEDED} is needed")
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -39,9 +39,8 @@ log = logging.getLogger("vllm.kvagent")
 
 def start_agent(socket_dir: str, pool: str) -> None:
     """Wait for an agent at an engine's start, so that its first request can hit. One is started if
-    none answers; with an empty ``pool`` nothing is done.
-
-    Raise OptionError if the agent refuses its settings. Whatever else fails, links try again.
+    none answers; with an empty ``pool`` nothing is done. Raise OptionError if the agent refuses its
+    settings. Whatever else fails, links try again.
     """
     if not pool:
         return
@@ -59,10 +58,9 @@ class Link:
         self, socket_dir: str, owner: str, registration: Callable[[], Registration] | None, budget: int = 0,
         pool: str = "",
     ) -> None:  # fmt: skip
-        """``registration``: what is registered; without it there is never a session.
-
-        ``budget``: the bytes of the pool that this worker may hold; 0: any number. ``pool``: the
-        memory of an agent that is started where there is none; empty: none is started.
+        """``registration``: what is registered; without it there is never a session. ``budget``:
+        the bytes of the pool that this worker may hold; 0: any number. ``pool``: the memory of an
+        agent that is started where there is none; empty: none is started.
         """
         self._path = Path(socket_dir) / "session.sock"
         self._owner = owner
@@ -97,23 +95,18 @@ class Link:
         return self._current
 
     def lost(self, session: Session) -> None:
-        """Request another session, since this one has ended or is useless.
-
-        The caller keeps ownership of it.
-        """
+        """Request another session, since this one has ended. The caller keeps it."""
         if self._current is session:
             self._current = None
             self._ready.clear()
-            self._log_once(
-                logging.WARNING, f"{self._owner}: the agent at {self._path} is gone; prompts are computed meanwhile"
-            )
+            text = f"{self._owner}: the agent at {self._path} is gone; prompts are computed meanwhile"
+            self._log_once(logging.WARNING, text)
             self._wanted.set()
 
     def renew(self, *, hold: bool = False) -> Session | None:
-        """Request a different registration; with ``hold`` not before ``proceed``.
-
-        Return the session of the last registration, which the caller must leave. No other session
-        of it will appear.
+        """Request a different registration; with ``hold`` not before ``proceed``. Return the
+        session of the last registration, which the caller must leave. No other session of it will
+        appear.
         """
         with self._lock:
             last, self._current = self._current, None
@@ -132,9 +125,7 @@ class Link:
 
     @property
     def busy(self) -> bool:
-        """Whether the thread still runs after ``close``; it may be in the middle of a
-        registration.
-        """
+        """Whether the thread still runs after ``close``, maybe in the middle of a registration."""
         return self._thread.is_alive()
 
     def close(self) -> Session | None:
@@ -153,18 +144,12 @@ class Link:
                 return
             self._wanted.clear()
             pause = PAUSE_FIRST_S
-            while self._missing() and not self._attach():
+            # proceed and renew may run concurrently with a successful attempt
+            while not (self._closed.is_set() or self._held or self._current is not None or self._attach()):
                 if self._wanted.wait(pause):
                     break  # another registration, or the end
                 soon = not self._refused or time.monotonic() < self._moving_until
                 pause = min(2 * pause, PAUSE_LAST_S if soon else PAUSE_REFUSED_S)
-
-    def _missing(self) -> bool:
-        """Return whether to connect.
-
-        ``proceed`` and ``renew`` may run concurrently with a successful attempt.
-        """
-        return not (self._closed.is_set() or self._held or self._current is not None)
 
     def _attach(self) -> bool:
         session: Session | None = None
@@ -173,21 +158,22 @@ class Link:
             assert self._registration is not None
             session = self._connect()
             registered = session.register(self._registration(), REGISTER_S)
-            if self._budget:
-                self._limit(session)
+            if self._budget:  # the agent knows it before anything is saved
+                session.send(Budget(self._budget))
+                session.ping(REGISTER_S)
+                text = f"{self._owner}: may hold {self._budget} bytes of what its engine stores"
+                self._log_once(logging.INFO, text)
         except Exception as error:  # noqa: BLE001  whatever it is, the thread goes on
             if session is not None:
                 session.close()
             self._explain(error)
             return False
         with self._lock:
-            if serial != self._serial:  # renewed concurrently; the session was never used
-                session.close()
-                return False
-            if self._closed.is_set():  # nobody will
-                session.close()
-                return False
-            self._current = session
+            wanted = serial == self._serial and not self._closed.is_set()  # it was not renewed meanwhile
+            self._current = session if wanted else None
+        if not wanted:
+            session.close()
+            return False
         self._ready.set()
         if self.attached is not None:
             self.attached()
@@ -218,12 +204,6 @@ class Link:
                 raise
         starter.ensure(str(self._path.parent), self._pool, self._closed)
         return Session.connect(self._path, CONNECT_S)
-
-    def _limit(self, session: Session) -> None:
-        """Tell the agent the budget before anything is saved."""
-        session.send(Budget(self._budget))
-        session.ping(REGISTER_S)
-        self._log_once(logging.INFO, f"{self._owner}: may hold {self._budget} bytes of what its engine stores")
 
     def _log_once(self, level: int, text: str, fault: Exception | None = None) -> None:
         """Log a change of state once, with the trace of a fault. Its first line tells a state."""

@@ -29,7 +29,7 @@ from kvagent.limits import MAX_BUDGET
 from kvagent.vllm.weight_changes import ALLOWED, is_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 
 _TABLE = Path(__file__).with_name("foreign.json")
@@ -94,9 +94,7 @@ ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
 class OptionError(ValueError):
-    """An unknown option, a value out of range, or options that exclude each other. The text names
-    the option and what is allowed.
-    """
+    """An option that is unknown, out of range or excluded by another. The text names it."""
 
     def __init__(self, text: str, *options: str) -> None:
         super().__init__(text)
@@ -106,9 +104,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What no configuration sets; tests replace it. A name ending in ``_ms`` is a time in
-    milliseconds.
-    """
+    """What no configuration sets; tests replace it. Names in ``_ms`` are milliseconds."""
 
     lookup_wait_ms: float = 1.0
     """The longest that ``schedule()`` itself waits for the answer to a request just asked; at most
@@ -129,13 +125,9 @@ class Constants:
     sync_wait_ms: float = 250.0
     """The longest that a step waits for its loads; then they are given up."""
     watermark_percent: float = 16.0
-    """With lazy offload, how many blocks are evicted before one when it is saved, in percent of
-    the GPU's.
-    """
+    """With lazy offload, how many blocks are evicted before one when it is saved, in percent."""
     pin_percent: float = 12.0
-    """The largest share of the GPU's blocks that saves may pin, in percent; less than
-    watermark_percent.
-    """
+    """The largest share of blocks that saves may pin; less than watermark_percent."""
     remote_wait_ms: float = 30_000.0
     """The longest that a request waits for the blocks that a prefill engine computes for it."""
     transfer_ttl_ms: int = 30_000
@@ -167,25 +159,17 @@ class Options(Constants):
     save_decode: bool = True
     """Whether to save the blocks of generated tokens too, not only those of prompts."""
     offload: str = EAGER
-    """When blocks are saved. eager: once they are computed. lazy: once their eviction from the
-    engine's own cache is near.
-    """
+    """When blocks are saved. eager: once computed. lazy: once their eviction is near."""
     cpu_bytes_to_use_per_rank: int = 0
-    """The most bytes that each rank of this engine may have in the agent's memory, of blocks that
-    this engine stored; 0: any number.
-    """
+    """The most bytes of each rank in the agent's memory, of what it stored; 0: any number."""
     transfers: bool = True
     """Whether prompts are computed for decode engines, and received from prefill engines."""
     layout: str = "auto"
-    """The KV layout to ask vLLM for. auto: block-outermost on GPUs, vLLM's choice elsewhere. none:
-    always vLLM's choice.
-    """
+    """The KV layout to ask vLLM for. auto: block-outermost on GPUs. none: vLLM's choice."""
     consumer_saves: bool = False
     """Whether an engine with kv_role kv_consumer saves."""
     weights_version: str = ""
-    """The name of the weights that the engine starts with: engines with the same base model and
-    version share blocks.
-    """
+    """The name of the first weights: engines of one base model and version share blocks."""
     weights_fixed: bool = False
     """Whether the weights never change in place: every reset then concerns the cache alone."""
     media: str = "content"
@@ -202,9 +186,7 @@ class Options(Constants):
     enable_kv_cache_events in its kv_events_config. off: never.
     """
     on_unsupported: str = UNCACHED
-    """What an engine does that cannot be served. uncached: it starts, and computes every prompt.
-    fail: its start ends with an error.
-    """
+    """What an engine does that cannot be served: start without the agent, or fail."""
 
 
 RANGES: dict[str, tuple[float, float]] = {
@@ -243,10 +225,23 @@ def parse(given: Mapping[str, Any]) -> Options:
 
 
 def check(options: Options) -> None:
-    """Raise OptionError for options that exclude each other."""
-    _check_agent(options)
-    _check_weights(options)
-    _check_layerwise(options)
+    """Raise OptionError for options that exclude each other, or that an agent cannot have."""
+    if options.pool and not options.agent:
+        raise OptionError(f"pool: {options.pool!r}, allowed only where agent is {START}", "pool", "agent")
+    try:
+        socketdir.check(options.socket_dir)
+        if options.agent:
+            starter.check_pool(options.pool)
+    except WrongSetting as error:
+        raise OptionError(str(error), error.setting) from None
+    if options.weights_version and not is_version(options.weights_version):
+        raise OptionError(f"weights_version: {options.weights_version!r}, allowed is {ALLOWED}", "weights_version")
+    if options.layerwise and options.load_mode == "async":
+        text = "layerwise: true, allowed only where load_mode is sync or auto"
+        raise OptionError(text, "layerwise", "load_mode")
+    if options.layerwise and (options.share_tp or options.share_pp):
+        text = "layerwise: true, allowed only where share_tp and share_pp are 0"
+        raise OptionError(text, "layerwise", "share_tp", "share_pp")
 
 
 def synonyms(given: Mapping[str, Any]) -> dict[str, str]:
@@ -269,10 +264,15 @@ def _ours(given: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, DEFAULTS, n=1, cutoff=0.5)
-    near += difflib.get_close_matches(name, table(), n=1, cutoff=0.8)
+    near = difflib.get_close_matches(name, table(), n=1, cutoff=0.8)
+    return unknown(name, DEFAULTS, "option", near)
+
+
+def unknown(name: str, known: Collection[str], what: str, further: Sequence[str] = ()) -> str:
+    """Return what is said of a name that is not known."""
+    near = [*difflib.get_close_matches(name, known, n=1, cutoff=0.5), *further]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"no such option; {hint}there are {', '.join(sorted(DEFAULTS))}"
+    return f"no such {what}; {hint}there are {', '.join(sorted(known))}"
 
 
 def saves(role: str, options: Options) -> bool:
@@ -280,35 +280,8 @@ def saves(role: str, options: Options) -> bool:
     return role in ("kv_both", "kv_producer") or options.consumer_saves
 
 
-def _check_agent(options: Options) -> None:
-    if options.pool and not options.agent:
-        raise OptionError(f"pool: {options.pool!r}, allowed only where agent is {START}", "pool", "agent")
-    try:
-        socketdir.check(options.socket_dir)
-        if options.agent:
-            starter.check_pool(options.pool)
-    except WrongSetting as error:
-        raise OptionError(str(error), error.setting) from None
-
-
-def _check_weights(options: Options) -> None:
-    if options.weights_version and not is_version(options.weights_version):
-        raise OptionError(f"weights_version: {options.weights_version!r}, allowed is {ALLOWED}", "weights_version")
-
-
-def _check_layerwise(options: Options) -> None:
-    if options.layerwise and options.load_mode == "async":
-        text = "layerwise: true, allowed only where load_mode is sync or auto"
-        raise OptionError(text, "layerwise", "load_mode")
-    if options.layerwise and (options.share_tp or options.share_pp):
-        text = "layerwise: true, allowed only where share_tp and share_pp are 0"
-        raise OptionError(text, "layerwise", "share_tp", "share_pp")
-
-
 def checked(name: str, value: Any, default: Any, ranges: Mapping[str, tuple[float, float]] = RANGES) -> Any:
-    """Return the value of an option with this default, or raise OptionError if it is not allowed,
-    whatever the others are.
-    """
+    """Return an option's value. Raise OptionError if it is not allowed, whatever the others."""
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise OptionError(f"{name}: {value!r}, allowed is true or false", name)

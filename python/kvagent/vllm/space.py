@@ -1,28 +1,25 @@
 """The identity of a space: everything besides the tokens that determines a block's bytes.
 
-Both roles derive it from the same vLLM configuration and must get the same result, so it contains
-nothing that only one of them knows.
-
-All that vLLM resolved and the environment count, unless the table of harmless names it (resolved).
-A worker computes the blocks, so what it has counts: its configuration after vLLM's changes, and the
-attention backends and pages of its layers. Two backends may lay out blocks of the same shape
-differently, and the CPU backend packs keys for the instruction set. The scheduler supposes the same
-of its own copy, and asks vLLM which backends it would choose; the workers report what they have
-(WorkerInfo).
+Both roles derive it from the same vLLM configuration and must get the same result. A worker
+computes the blocks, so what it has counts: its configuration after vLLM's changes, and the
+attention backends and pages of its layers, since two backends may lay out blocks of one shape
+differently. The scheduler supposes the same of its own copy, asks vLLM which backends it would
+choose, and learns from the workers what they have (WorkerInfo).
 
 The weights count as a digest of the files that vLLM reads, which the engine has loaded earlier. So
 in a process that vLLM created for this engine, a file that changed after the process started counts
 as unknown: nothing shows which version was loaded.
 
-What vLLM resolved and the environment count in a canonical form: everything but what the table
-harmless.txt says. Equal forms mean equal values: each value stands with its type, in a form that no
-other value has. A text that names a file or a folder counts with its content, and code that belongs
-neither to vLLM nor to the libraries that it comes with counts with its source. A value without such
-a form is unknown: its engine shares with no other.
+All that vLLM resolved and the environment count in a canonical form, but what the table
+harmless.txt names. Equal forms mean equal values: each value stands with its type, in a form that
+no other value has. A text that names a file or a folder counts with its content, and code that
+belongs neither to vLLM nor to the libraries that it comes with counts with its source. A value
+without such a form is unknown: its engine shares with no other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import fnmatch
@@ -85,9 +82,7 @@ Other variables belong to the shell, the container or the user.
 
 @functools.cache
 def harmless() -> dict[str, str]:
-    """Return the reason of each harmless name, by ``Class.field``, ``Class.field.key`` or
-    ``environment.pattern``.
-    """
+    """Return the reason of each harmless name: ``Class.field[.key]``, ``environment.pattern``."""
     found: dict[str, str] = {}
     owner = reason = ""
     for line in _TABLE.read_text().splitlines():
@@ -98,33 +93,14 @@ def harmless() -> dict[str, str]:
     return found
 
 
-def variable_counts(name: str, plugins: tuple[str, ...] = ()) -> bool:
-    """Return whether a variable of the environment that is set counts; ``plugins`` are the names of
-    their packages.
-    """
-    patterns = (*COUNTED, *(f"{plugin.upper()}_*" for plugin in plugins))
-    return bool(_pattern(patterns).match(name)) and not harmless_variable(name)
-
-
-def harmless_variable(name: str) -> bool:
-    """Return whether a variable is in the table."""
-    return bool(_pattern(_variables()).match(name))
-
-
-@functools.cache
-def _variables() -> tuple[str, ...]:
-    return tuple(name.removeprefix(_ENVIRONMENT) for name in harmless() if name.startswith(_ENVIRONMENT))
-
-
 @functools.cache
 def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, names)))
 
 
 class Forms:
-    """Makes forms. ``unknown`` has the paths of the values that have none.
-
-    ``since_ns``: a file that changed since then may have been read before it changed.
+    """Makes forms. ``unknown`` has the paths of the values that have none. ``since_ns``: a file
+    that changed since then may have been read before it changed.
     """
 
     def __init__(self, since_ns: int | None) -> None:
@@ -134,30 +110,25 @@ class Forms:
         """The objects around the one whose form is being made."""
 
     def sections(self, config: Any) -> dict[str, str]:
-        """Return a digest of each part of vLLM's configuration, by name; ``vllm_config`` is of what
-        is in no part.
-        """
-        forms = {name: (value, self.of(value, name)) for name, value in _members(config)}
-        parts = {name for name, (value, form) in forms.items() if dataclasses.is_dataclass(value) and form is not None}
-        rest = {name: form for name, (_, form) in forms.items() if name not in parts and form is not None}
-        return {name: digest(forms[name][1], name) for name in parts} | {"vllm_config": digest(rest, "vllm_config")}
+        """Return a digest of each part of vLLM's configuration; ``vllm_config`` is of the rest."""
+        forms = {name: form for name, value in _members(config) if (form := self.of(value, name)) is not None}
+        parts = {name for name in forms if dataclasses.is_dataclass(getattr(config, name))}
+        rest = {name: form for name, form in forms.items() if name not in parts}
+        return {name: digest(forms[name], name) for name in parts} | {"vllm_config": digest(rest, "vllm_config")}
 
     def environment(self) -> str:
-        """Return the digest of the variables that count; of those that vLLM declares, as it reads
-        them.
-        """
+        """Return the digest of the variables that count, vLLM's own as it reads them."""
         declared = _declared()
-        plugins = tuple(sorted({package for package, _ in _plugins()}))
-        forms = {
-            name: self.of(value, name) for name, value in os.environ.items()
-            if name not in declared and variable_counts(name, plugins)
-        }  # fmt: skip
-        for name, read in declared.items():
-            if not harmless_variable(name):
-                try:
-                    forms[name] = self.of(read(), name)
-                except Exception:  # noqa: BLE001  vLLM's own reader, which refuses some values
-                    forms[name] = self.of(os.environ.get(name), name)
+        leave = _pattern(tuple(name.removeprefix(_ENVIRONMENT) for name in harmless() if name.startswith(_ENVIRONMENT)))
+        count = _pattern((*COUNTED, *sorted({f"{package.upper()}_*" for package, _ in _plugins()})))
+        forms = {}
+        for name in sorted({*declared, *filter(count.match, os.environ)}):
+            if leave.match(name):
+                continue
+            value: Any = os.environ.get(name)
+            with contextlib.suppress(Exception):  # vLLM's own reader refuses some values
+                value = declared[name]() if name in declared else value
+            forms[name] = self.of(value, name)
         return digest(forms, "environment")
 
     def code(self, architectures: Iterable[str]) -> str:
@@ -174,10 +145,9 @@ class Forms:
         return digest([*forms, *sorted(remote)], "code")
 
     def of(self, value: Any, path: str, field: str = "") -> Any:
-        """Return the form of a value, which JSON knows.
-
-        ``path`` names the value, ``field`` the field whose dict may have harmless keys. None if it
-        is None, or an object of which nothing counts.
+        """Return the form of a value, which JSON knows. ``path`` names the value, ``field`` the
+        field whose dict may have harmless keys. None if it is None, or an object of which nothing
+        counts.
         """
         if value is None:
             return None
@@ -217,11 +187,15 @@ class Forms:
         if isinstance(value, functools.partial):
             return ["partial", *(self.of(one, path) for one in (value.func, value.args, value.keywords))]
         if _is_record(kind):
-            members = [
-                (name, self.of(one, f"{path}.{name}", f"{kind.__name__}.{name}")) for name, one in _members(value)
+            counted = [
+                (name, form)
+                for name, one in _members(value)
+                if (form := self.of(one, f"{path}.{name}", f"{kind.__name__}.{name}")) is not None
             ]
-            counted = [(name, form) for name, form in members if form is not None]
-            return [self._code(kind, path), counted] if counted or not _in_table(kind) else None
+            names = {one.__name__ for one in kind.__mro__}
+            if not counted and any(name.partition(".")[0] in names for name in harmless()):
+                return None
+            return [self._code(kind, path), counted]
         return self._unknown(path, f"is of {kind.__module__}.{kind.__qualname__}")
 
     def _of_number(self, value: Any, kind: type, path: str) -> Any:
@@ -260,9 +234,7 @@ class Forms:
             return self._unknown(path, f"names {place}: {error}")
 
     def _code(self, value: Any, path: str) -> Any:
-        """Return the form of a class or function: its name, and its source unless vLLM comes with
-        it.
-        """
+        """Return the form of a class or function: its name, and its source unless vLLM has it."""
         module, name = str(getattr(value, "__module__", "")), str(value.__qualname__)
         if not isinstance(value, types.FunctionType):
             return [module, name, self._source(module, path)]
@@ -315,9 +287,7 @@ def _sorted(forms: Iterable[Any]) -> list[Any]:
 
 
 def _members(value: Any) -> list[tuple[str, Any]]:
-    """Return what counts of an object: fields and other attributes, without what was computed of
-    them.
-    """
+    """Return what counts of an object: fields and attributes, not what was computed of them."""
     kind = type(value)
     names = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
     return [
@@ -341,10 +311,6 @@ def _is_record(kind: type) -> bool:
     ) and (dataclasses.is_dataclass(kind) or "__dict__" in dir(kind))
 
 
-def _in_table(kind: type) -> bool:
-    return any(name.startswith(f"{one.__name__}.") for one in kind.__mro__ for name in harmless())
-
-
 def _names_files(place: Path) -> bool:
     """Return whether there is such a file, or a folder whose name is no single word."""
     try:
@@ -356,11 +322,9 @@ def _names_files(place: Path) -> bool:
 def _plugins() -> set[tuple[str, str]]:
     """Return the packages of vLLM's plugins that it loads, each with a plugin's name."""
     allowed = os.environ.get("VLLM_PLUGINS")
-    return {
-        (_top(one.module), one.name)
-        for group in PLUGINS for one in entry_points(group=group)
-        if _top(one.module) not in ("vllm", OWN) and (allowed is None or one.name in allowed.split(","))
-    }  # fmt: skip
+    found = [one for group in PLUGINS for one in entry_points(group=group)]
+    found = [one for one in found if allowed is None or one.name in allowed.split(",")]
+    return {(_top(one.module), one.name) for one in found if _top(one.module) not in ("vllm", OWN)}
 
 
 def _declared() -> Mapping[str, Any]:
@@ -368,8 +332,7 @@ def _declared() -> Mapping[str, Any]:
         from vllm import envs
     except ImportError:
         return {}
-    declared: Mapping[str, Any] = getattr(envs, "environment_variables", {})
-    return declared
+    return dict(getattr(envs, "environment_variables", {}))
 
 
 def _top(module: str) -> str:
@@ -400,36 +363,31 @@ _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 
 
 def weights_digest(model: Any, load: Any = None) -> str | None:
-    """Return a digest of the weights of vLLM's ModelConfig, read as its LoadConfig says.
-
-    None if the weights cannot be determined; the log says why. A folder without weight files has a
-    digest too: its engine makes them up, or has none.
+    """Return a digest of the weights of vLLM's ModelConfig, read as its LoadConfig says. None if
+    the weights cannot be determined; the log says why. A folder without weight files has a digest
+    too: its engine makes them up, or has none.
     """
+    since, named = process_began_ns(), load_format(load)
     try:
-        return _digest_of(model, load)
+        if url := getattr(model, "model_weights", None):
+            raise Unreadable(
+                f"{url}: an object store; to share blocks, name the weights with the option weights_version"
+            )
+        _check_loader(load, named)
+        found = [files.files(place) for place in _places(model, load, since)]
+        if not any(found):
+            raise Unreadable(f"{model.model}: its files are not here")
+        parts = [files.digest(some, [_reads(named, some)], since) for some in found]
     except (Unreadable, OSError) as error:
         log.warning("the engine's weights cannot be determined: %s", error)
         return None
+    return _digest_of_texts(parts)
 
 
 def load_format(load: Any) -> str:
     """Return the name of the load format."""
     asked = getattr(load, "load_format", "auto")
     return str(getattr(asked, "value", asked)).lower()
-
-
-def _digest_of(model: Any, load: Any) -> str:
-    since = process_began_ns()
-    named = load_format(load)
-    if url := getattr(model, "model_weights", None):
-        raise Unreadable(f"{url}: an object store; to share blocks, name the weights with the option weights_version")
-    _check_loader(load, named)
-    places = _places(model, load, since)
-    found = [files.files(place) for place in places]
-    if not any(found):
-        raise Unreadable(f"{model.model}: its files are not here")
-    parts = [files.digest(some, [_reads(named, some)], since) for some in found]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def _check_loader(load: Any, named: str) -> None:
@@ -466,9 +424,7 @@ def _reads(named: str, found: dict[str, files.Found]) -> str:
 
 
 def _places(model: Any, load: Any, since: int | None) -> list[Path]:
-    """Return the folders to digest: the model's, its configuration's if separate, and those of
-    partial models.
-    """
+    """Return the folders to digest: of the model, its configuration, and partial models."""
     revision = getattr(model, "revision", None)
     asked = [(str(model.model), revision)]
     if other := getattr(model, "hf_config_path", None):
@@ -498,26 +454,17 @@ def _fetched(name: str, revision: str | None, load: Any, since: int | None) -> l
             place = Path(snapshot_download(name, revision=revision, cache_dir=cache, local_files_only=True))
         except (OSError, ValueError):
             continue
-        _check_reference(place, revision or "main", since)
+        reference = place.parent.parent / "refs" / (revision or "main")
+        others = any(other != place for other in place.parent.iterdir())
+        moved = since is not None and others and reference.exists() and reference.stat().st_ctime_ns >= since
+        if moved and not _COMMIT.match(revision or "main"):
+            raise Unreadable(f"{reference}: it was moved since this process started")
         places.append(place)
     return places
 
 
-def _check_reference(snapshot: Path, revision: str, since: int | None) -> None:
-    """Raise Unreadable if the revision's name moved to another commit since ``since``."""
-    if since is None or _COMMIT.match(revision):
-        return
-    reference = snapshot.parent.parent / "refs" / revision
-    others = any(other != snapshot for other in snapshot.parent.iterdir())
-    if others and reference.exists() and reference.stat().st_ctime_ns >= since:
-        raise Unreadable(f"{reference}: it was moved since this process started")
-
-
 def process_began_ns() -> int | None:
-    """Return when this process started, if vLLM created it for its engine, else None.
-
-    vLLM loaded nothing before that time.
-    """
+    """Return when vLLM created this process, which had loaded nothing then; else None."""
     if multiprocessing.parent_process() is None:
         return None  # the user's own process, which may have written the weights earlier
     try:
@@ -530,9 +477,8 @@ def process_began_ns() -> int | None:
 
 
 def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Return the backends that vLLM would choose for each group's layers, in order.
-
-    A group is empty if vLLM cannot tell; without a selector the whole string is empty.
+    """Return the backends that vLLM would choose for each group's layers, in order. A group is
+    empty if vLLM cannot tell; without a selector the whole string is empty.
     """
     try:
         from vllm.config import set_current_vllm_config
@@ -541,54 +487,44 @@ def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:
         return ""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     names = []
-    for group in kv_cache_config.kv_cache_groups:
-        spec = group_spec(group.kv_cache_spec)
-        kind = type(spec).__name__
-        if kind == STATE:
-            names.append("")  # the specification says all about its form
-            continue
-        try:
-            with set_current_vllm_config(vllm_config):
-                backend = get_attn_backend(
-                    spec.head_size, model.dtype, cache.cache_dtype, use_mla="MLA" in kind,
-                    has_sliding_window=kind in WINDOW,
-                )  # fmt: skip
-            names.append(_backend_name(backend, vllm_config, spec))
-        except Exception as error:  # noqa: BLE001  vLLM's internals, which may raise anything
-            log.info("the attention backend of %s could not be determined: %s", kind, error)
-            names.append("")
+    for spec in (group_spec(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups):
+        kind, name = type(spec).__name__, ""
+        if kind != STATE:  # whose specification says all about its form
+            try:
+                with set_current_vllm_config(vllm_config):
+                    backend = get_attn_backend(
+                        spec.head_size, model.dtype, cache.cache_dtype, use_mla="MLA" in kind,
+                        has_sliding_window=kind in WINDOW,
+                    )  # fmt: skip
+                name = _backend_name(backend, vllm_config, spec)
+            except Exception as error:  # noqa: BLE001  vLLM's internals, which may raise anything
+                log.info("the attention backend of %s could not be determined: %s", kind, error)
+        names.append(name)
     return "; ".join(names)
 
 
 def used_backends(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> str:
     """Return the backends that the layers of each group use in this worker, and into how many pages
-    they split a block.
-
-    A group without layers here, or whose layers do not tell, gets the expected backends.
+    they split a block. A group without layers here, or whose layers do not tell, gets the expected
+    backends.
     """
     layers = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", None) or {}
     expected = expected_backends(vllm_config, kv_cache_config).split("; ")
     found = []
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
         spec = group_spec(group.kv_cache_spec)
-        backends = [
-            layers[name].get_attn_backend()
-            for name in (group.layer_names if type(spec).__name__ != STATE else ())
-            if hasattr(layers.get(name), "get_attn_backend")
-        ]
-        names = ", ".join(sorted({_backend_name(one, vllm_config, spec) for one in backends}))
-        names = names or "".join(expected[i : i + 1])
+        names = group.layer_names if type(spec).__name__ != STATE else ()
+        backends = [layers[name].get_attn_backend() for name in names if hasattr(layers.get(name), "get_attn_backend")]
+        text = ", ".join(sorted({_backend_name(one, vllm_config, spec) for one in backends}))
         caches = [kv_caches[name] for name in group.layer_names if hasattr(kv_caches.get(name), "shape")]
         pages = sorted({int(one.shape[0]) // int(kv_cache_config.num_blocks) for one in caches} - {1})
-        found.append(" ".join([names, *(f"{count} pages a block" for count in pages)]).strip())
+        said = [text or "".join(expected[i : i + 1]), *(f"{count} pages a block" for count in pages)]
+        found.append(" ".join(said).strip())
     return "; ".join(found)
 
 
 def device_kind(cache: Any) -> str:
-    """Return the kind of device.
-
-    GPUs of all generations share blocks: their results are equivalent.
-    """
+    """Return the kind of device. GPUs of all generations share: their results are equivalent."""
     try:
         from vllm.platforms import current_platform
     except ImportError:
@@ -621,10 +557,9 @@ def identity(
     version: str,
     distribution: dict[str, str] | None = None,
 ) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of the identity.
-
-    ``version`` is vLLM's: each minor version may define its own block layout. ``distribution``: the
-    pairs that say which part of a block is in which shard, in place of the parallel sizes.
+    """Return the pairs of the identity. ``version`` is vLLM's: each minor version may define its
+    own block layout. ``distribution``: the pairs that say which part of a block is in which shard,
+    in place of the parallel sizes.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     algorithm = str(cache.prefix_caching_hash_algo)
@@ -657,9 +592,8 @@ def identity(
 
 def _distribution(parallel: Any, kv_cache_config: Any) -> dict[str, str]:
     """Return what determines which part of a block is in which shard."""
-    specs = [group_spec(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
     return {
-        "groups": _digest_of_texts(map(repr, specs)),
+        "groups": _digest_of_texts(repr(group_spec(group.kv_cache_spec)) for group in kv_cache_config.kv_cache_groups),
         "stages": os.environ.get("VLLM_PP_LAYER_PARTITION", ""),
         "tp": "any" if replicated(kv_cache_config) else str(parallel.tensor_parallel_size),
         "pp": str(parallel.pipeline_parallel_size),
@@ -667,17 +601,12 @@ def _distribution(parallel: Any, kv_cache_config: Any) -> dict[str, str]:
 
 
 def unknown_weights(pairs: tuple[tuple[str, str], ...]) -> list[str]:
-    """Return why an identity says nothing about the weights, if so; its engine must not share under
-    it as it is.
-    """
+    """Return why an identity says nothing about the weights, if so: it must not be shared."""
     return ["the model's weight files are not in a local folder"] if dict(pairs)["weights"] == UNKNOWN else []
 
 
 def unobserved(vllm_config: Any, options: Options) -> list[str]:
-    """Return how weights may change unnoticed, by configuration.
-
-    Raise OptionError if weights_fixed contradicts that.
-    """
+    """Return how weights may change unnoticed. OptionError if weights_fixed contradicts that."""
     if not options.weights_fixed:
         return [*unobserved_changes(vllm_config)]
     if vllm_config.weight_transfer_config is not None:
@@ -698,17 +627,13 @@ def as_worker(pairs: tuple[tuple[str, str], ...], worker: tuple[tuple[str, str],
 
 
 def _check_hash(algorithm: str, tenant: str) -> None:
-    """Raise OptionError if a client of one tenant could construct a prompt with another prompt's
-    block hashes.
-    """
+    """Raise OptionError if clients of one tenant could forge another's block hashes."""
     if tenant and algorithm in _WEAK_HASHES and os.environ.get("PYTHONHASHSEED") is not None:
-        given = (
-            f"prefix_caching_hash_algo {algorithm} with a fixed PYTHONHASHSEED, while tenants share (tenant {tenant!r})"
-        )
-        hint = "start vLLM with --prefix-caching-hash-algo sha256 or sha256_cbor"
         raise OptionError(
-            f"{given}: prompts can be constructed that have another tenant's block hashes; {hint}", "tenant"
-        )
+            f"prefix_caching_hash_algo {algorithm} with a fixed PYTHONHASHSEED, while tenants share (tenant "
+            f"{tenant!r}): prompts can be constructed that have another tenant's block hashes; start vLLM with "
+            "--prefix-caching-hash-algo sha256 or sha256_cbor", "tenant",
+        )  # fmt: skip
 
 
 def _all_weights(vllm_config: Any) -> str | None:

@@ -49,7 +49,7 @@ class Copier:
         self._worker = Session.connect(f"{sockets}/session.sock", timeout_s=20)
         self._epoch = self._worker.register(
             Registration(
-                **common, role=m.Role.WORKER, sync=words.sync(0), segments=self._memory.segments,
+                **common, role=m.Role.WORKER, sync=words.sync(0), held=self._memory.held,
                 regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
             )
         ).epoch  # fmt: skip

@@ -38,7 +38,7 @@ class GpuEngine(SimulatedEngine):
 
     def offset(self) -> int:
         """Return the tensor's offset in region 1."""
-        return self.registered.segments[0][0].offset
+        return self.registered.held[0][0][0].offset
 
     def fill(self, request: Any, salt: int) -> None:
         """Launch kernels that fill a request's blocks, without waiting."""

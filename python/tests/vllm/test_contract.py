@@ -101,7 +101,7 @@ def test_every_layout(worlds: Any, agent: AgentProcess, layout: str) -> None:
     world.run()
     assert world.outputs["warm"] == world.outputs["cold"]
     assert agent.status()["blocks_loaded"] == 96 // BLOCK
-    segments = world.workers[0]._memory.segments[0]
+    segments = world.workers[0]._memory.held[0][0]
     assert len(segments) == {"LBNHC": 4, "LBHNC": 4, "LHBNC": 8, "BLHNC": 1, "BLNHC": 1, "BHLNC": 1}[layout]
     clean(world, agent)
 

@@ -17,10 +17,10 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, Sli
 from kvagent import messages as m
 from kvagent.lookup import LookupClient, Request
 from kvagent.registration import Registration
-from kvagent.shm import SharedMemory, SyncWords
+from kvagent.shm import SharedMemory
 from kvagent.vllm import geometry as specs
 from kvagent.wire import packed, section
-from tests.agent import IDENTITY, PATIENCE_S, chain, wait
+from tests.agent import IDENTITY, PATIENCE_S, Words, chain, wait
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -64,13 +64,13 @@ def test_a_hit_is_that_of_vllm(agent: AgentProcess, kind: str) -> None:
     common: dict[str, Any] = {
         "instance": "one", "identity": IDENTITY, "groups": (group,), "hash_tokens": BLOCK, "world": 1, "shards": 1,
     }  # fmt: skip
-    cache, words = SharedMemory(blocks * BYTES), SyncWords(events=4, revokes=4)
+    cache, words = SharedMemory(blocks * BYTES), Words()
     with closing(cache), closing(words), closing(agent.connect()) as worker, closing(agent.connect()) as scheduler:
         registered = worker.register(
             Registration(
-                **common, role=m.Role.WORKER, rank=0, shard=0, sync=words.sync(0),
+                **common, role=m.Role.WORKER, rank=0, sync=words.sync(0),
                 regions=[(words.memory.region(0), words.memory.fd), (cache.region(1), cache.fd)],
-                segments={0: [m.Segment(1, 0, BYTES, BYTES)]},
+                held={0: {0: [m.Segment(1, 0, BYTES, BYTES)]}},
             )
         )  # fmt: skip
         scheduler.register(Registration(**common, role=m.Role.SCHEDULER))

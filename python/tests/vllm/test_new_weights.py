@@ -173,19 +173,19 @@ def test_a_save_that_was_planned_before_the_change_is_not_stored_after_it(worlds
     """No vLLM delivers a plan so late, but a job names its space anyway."""
     world = worlds()
     worker, planned = world.workers[0]._worker, []
-    save = worker._save
+    end = worker.end
 
-    def seen(saves: Any) -> None:
-        planned.extend(saves)
-        save(saves)
+    def seen(plan: Any) -> None:
+        planned.extend(plan.saves)
+        end(plan)
 
-    worker._save = seen
+    worker.end = seen
     serve(world, "cold")
     assert planned
     assert world.retrain(named=False)
     eventually(lambda: there(world), "an engine that is registered")
     before = agent.status()["blocks_saved"]
-    save(planned[:1])
+    worker.submit(planned[0], worker.step)
     eventually(lambda: there(world) and not worker.busy(), "the end of that save")
     assert agent.status()["blocks_saved"] == before, "what was planned before goes out under the new identity"
     clean(world, agent)
@@ -212,7 +212,7 @@ def test_a_registration_in_flight_is_not_used(
     monkeypatch.setattr(Session, "register", slow)
     world.workers[0]._worker._add_session(link.renew())
     for session in world.workers[0]._worker._sessions:
-        session.leave()
+        session.shutdown_writing()
     assert sent.wait(20)
     old = world.workers[0]._worker.generation
     assert world.retrain(named=False)

@@ -50,7 +50,7 @@ class Chunks:
 
     def held(self) -> dict[tuple[int, ...], int]:
         """Return how many of the first chunks of each prompt the agent has."""
-        session, size = self._tier._courier._load_port.session, self._size
+        session, size = self._tier._courier._loads.session, self._size
         if session is None:
             return dict.fromkeys(self.hashes, -1)
         client = LookupClient(session.registered.lookup_path, 10.0)

@@ -8,10 +8,10 @@ publishes (events).
 
 from __future__ import annotations
 
-import functools
 import inspect
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.internals import around, replace
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.tier.manager import KVAgentTier
 
 OFFLOADING = "OffloadingConnector"
-_MARK = "_kvagent_keeps_config"
 
 
 @dataclass(slots=True)
@@ -47,26 +46,17 @@ def under_construction() -> Construction | None:
 
 
 def observe(registry: MutableMapping[str, Callable[[], Any]]) -> None:
-    """Have vLLM's factory load an OffloadingConnector that keeps its configuration at hand.
-
-    Repeated calls do nothing.
-    """
+    """Have an OffloadingConnector keep its ``__init__``'s arguments at hand while that runs."""
     load = registry.get(OFFLOADING)
-    if load is None or hasattr(load, _MARK):
+    if load is None:
         return
 
-    @functools.wraps(load)
     def loading() -> Any:
-        return observed(load())
+        connector = load()
+        replace(connector, "__init__", _constructing)
+        return connector
 
-    setattr(loading, _MARK, True)
     registry[OFFLOADING] = loading
-
-
-def observed(connector: Any) -> Any:
-    """Return the class, whose ``__init__`` keeps its arguments at hand while it runs."""
-    replace(connector, "__init__", _constructing)
-    return connector
 
 
 def _constructing(construct: Callable[..., None]) -> Callable[..., None]:
@@ -88,13 +78,13 @@ def _constructing(construct: Callable[..., None]) -> Callable[..., None]:
 
 def _forward(connector: Any, listeners: list[KVAgentTier]) -> None:
     """Give a connector the methods by which weight_changes notifies, for its tiers."""
+
+    def notify(name: str, *args: Any) -> None:
+        for listener in listeners:
+            getattr(listener, name)(*args)
+
     for name in ("before_weights_call", "weights_named", "before_reset"):
-
-        def notify(*args: Any, _name: str = name) -> None:
-            for listener in listeners:
-                getattr(listener, _name)(*args)
-
-        setattr(connector, name, notify)
+        setattr(connector, name, partial(notify, name))
 
 
 def _publish(connector: Any, source: TierEvents) -> None:

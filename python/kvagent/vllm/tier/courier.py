@@ -15,99 +15,30 @@ import threading
 import time
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING
 
 import zmq
 
 from kvagent import messages as m
 from kvagent.registration import Registration
-from kvagent.vllm.link import Link
-from kvagent.vllm.scheduler.agent_session import AgentSession
-from kvagent.vllm.tier.jobs import Loads, Saves
-from kvagent.vllm.tier.memory import REGION, Memory, SaveMemory, Staging
-from kvagent.vllm.tier.orders import Ask, Finished, Load, Order, Result, Store
-from kvagent.vllm.tier.questions import Questions
+from kvagent.vllm.tier.jobs import REGION, Loads, Saves, SessionMemory
+from kvagent.vllm.tier.questions import Ask, Finished, Load, Order, Result, Store
 from kvagent.vllm.weight_changes import with_generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvagent.session import Session
-    from kvagent.vllm.scheduler.agent_session import SessionChange
     from kvagent.vllm.tier.identity import Space
-    from kvagent.vllm.tier.memory import Rows
+    from kvagent.vllm.tier.jobs import Rows
     from kvagent.vllm.tier.options import TierOptions
 
 BUSY_MS = 5  # between two turns while something is awaited
 SEEK_MS = 50  # while there is no session
 IDLE_MS = 1_000
 JOIN_S = 30.0  # for the thread to end, in close, with both links
+REVOKES = 4096  # words of a session, and so the most saves in flight
 
 log = logging.getLogger("vllm.kvagent")
-
-
-class Port(AgentSession, Generic[Memory]):
-    """A session that is renewed when it ends. Used by one thread.
-
-    The memory is made anew for each session, so what a former agent still writes to is not used
-    again.
-    """
-
-    def __init__(self, options: TierOptions, owner: str, make: Callable[[], tuple[Registration, Memory]]) -> None:
-        self.memory: Memory | None = None
-        """That of the session; None without one."""
-        self.silent = False
-        """Whether the agent does not answer."""
-        self._make: Callable[[], tuple[Registration, Memory]] = make
-        self._made: list[Memory] = []  # by the link's thread, the last one for the session that it attaches
-        self.link = Link(options.socket_dir, owner, self._registration, pool=options.pool)
-        super().__init__(self.link, options)
-
-    @property
-    def session(self) -> Session | None:
-        """Return the session of an agent that answers, or None."""
-        return None if self.silent else self._session
-
-    def turn(self, now: float, *, awaited: bool) -> tuple[SessionChange, list[m.Done]]:
-        """Adopt a new session and read messages. Return what has changed, and the reports of jobs.
-
-        ``awaited``: something is expected of the agent.
-        """
-        change = self.poll()
-        done, self.done = self.done, []
-        if change.began or done:
-            self.liveness.heard(now)
-        self.silent = (awaited or self.silent) and self.stopped(now)
-        return change, done
-
-    def fileno(self) -> int | None:
-        """Return the descriptor of the session, if there is one."""
-        return None if self._session is None else self._session.fileno()
-
-    def close(self) -> None:
-        """Leave the agent."""
-        super().close()
-        while self._made:
-            self._made.pop().close()
-
-    def _registration(self) -> Registration:
-        """Make what an attempt registers. The link's thread calls it, while there is no session."""
-        registration, memory = self._make()
-        while self._made:
-            self._made.pop().close()
-        self._made.append(memory)
-        return registration
-
-    def _attach(self, session: Session) -> bool:
-        self.memory = self._made.pop()
-        return super()._attach(session)
-
-    def _close_lookups(self) -> None:
-        """Handle the end of the session."""
-        super()._close_lookups()
-        memory, self.memory, self.silent = self.memory, None, False
-        if memory is not None:
-            memory.close()
 
 
 class Courier:
@@ -123,19 +54,16 @@ class Courier:
         self._identity = with_generation(space.identity, space.generation)
         self._instance = instance[:100]
         self._slots = max(1, min(options.staging_bytes // rows.bytes, rows.count))
-        deadline_s = options.load_deadline_ms / 1e3
-        self._questions = Questions(
-            options.lookup_age_ms / 1e3, options.tier_wait_ms / 1e3, space.tokens, self.results.put
-        )
-        self._loads = Loads(rows, self._slots, deadline_s, self.results.put, self._questions.release)
-        self._saves = Saves(deadline_s, self.results.put)
-        self._load_port: Port[Staging] = Port(options, "tier, loads", self._load_registration)
-        self._save_port: Port[SaveMemory] = Port(options, "tier, saves", self._save_registration)
+        self._loads = Loads(options, rows, self._slots, space.tokens, self._register_loads, self.results.put)
+        self._saves = Saves(options, "tier, saves", self._register_saves, self.results.put)
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the thread to make
         self._drains: list[tuple[float, threading.Event]] = []  # with the latest time to end all jobs
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._begin(options.start_wait_ms / 1e3)
+        until = time.monotonic() + options.start_wait_ms / 1e3
+        for jobs in (self._loads, self._saves):  # so that an engine's first requests find their chunks
+            jobs.link.wait(max(0.0, until - time.monotonic()))
+        self._turn()
         self._thread = threading.Thread(target=self._run, name="kvagent tier", daemon=True)
         self._thread.start()
 
@@ -152,7 +80,7 @@ class Courier:
 
     def forget(self, request: str) -> None:
         """Drop the look-ups and leases of a request that has ended, without waiting."""
-        self._have(partial(self._questions.forget, request))
+        self._have(partial(self._loads.questions.forget, request))
 
     def move(self, generation: str) -> None:
         """Continue in the space of other weights, without waiting."""
@@ -160,9 +88,7 @@ class Courier:
         self._have(partial(self._move, generation))
 
     def drain(self, wait_s: float) -> None:
-        """Wait until all jobs have ended; those that the agent has not ended in time are given
-        up.
-        """
+        """Wait until all jobs have ended; those that take longer are given up."""
         done = threading.Event()
         self._have(partial(self._drains.append, (time.monotonic() + wait_s, done)))
         while not done.wait(0.05) and self.alive:
@@ -172,8 +98,7 @@ class Courier:
         """End the thread. RuntimeError if it does not end: it may be copying into the rows."""
         self._closing = True
         if self.alive:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_write(self._wake, 1)
+            self._have(lambda: None)
             self._thread.join(JOIN_S)
             if self.alive:
                 raise RuntimeError(f"the tier's thread has not ended within {JOIN_S} s")
@@ -188,139 +113,94 @@ class Courier:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self._wake, 1)
 
-    def _begin(self, wait_s: float) -> None:
-        """Wait for the first sessions, so that an engine's first requests find their chunks."""
-        until = time.monotonic() + wait_s
-        for port in (self._load_port, self._save_port):
-            port.link.wait(max(0.0, until - time.monotonic()))
-        self._turn(time.monotonic())
-
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._turn(time.monotonic())
+                self._turn()
                 self._wait()
         except Exception:
             log.exception("tier: its thread ends; prompts are computed from now on")
-        finally:
-            self._end()
+        finally:  # saves are revoked, and loads have only the staging memory
+            self.loading = self.saving = False
+            self._saves.abandon()
+            self._loads.abandon()
+            for jobs in (self._saves, self._loads):
+                jobs.close()
+            for _, done in self._drains:
+                done.set()
 
-    def _end(self) -> None:
-        """Leave the agent. Saves are revoked, and loads have only the staging memory."""
-        self.loading = self.saving = False
-        self._saves.abandon(self._save_port.memory)
-        self._loads.lost()
-        self._questions.detach()
-        for port in (self._load_port, self._save_port):
-            port.close()
-        for _, done in self._drains:
-            done.set()
-
-    def _turn(self, now: float) -> None:
-        self._listen(now)
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._loads.listen(now)
+        self._saves.listen(now)
+        self.loading, self.saving = self._loads.session is not None, self._saves.session is not None
         with contextlib.suppress(Empty):
             while True:
                 self._calls.get_nowait()()
-        self._loads.turn(self._load_port.session, self._load_port.memory, now)
-        self._saves.turn(self._save_port.session, self._save_port.memory, now)
-        self._questions.turn(now)
-        self._drain(now)
+        self._loads.turn(now)
+        self._saves.turn(now)
+        if any(now >= deadline for deadline, _ in self._drains):
+            self._loads.abandon()
+            self._saves.abandon()
+        if self._drains and not (self._loads.open or self._saves.open):
+            for _, done in self._drains:
+                done.set()
+            self._drains.clear()
 
     def _obey(self, order: Order) -> None:
-        now = time.monotonic()
         if isinstance(order, Ask):
-            self._questions.add(order, now)
+            self._loads.questions.add(order)
             if not self.loading:
-                self._questions.abandon()
+                self._loads.questions.abandon()
         elif isinstance(order, Load) and self.loading:
-            self._loads.add(order, self._questions.take_lease(order.request, order.keys), now)
+            self._loads.add(order)
         elif isinstance(order, Store) and self.saving:
-            self._saves.add(order, now)
+            self._saves.add(order)
         else:
             self.results.put(Finished(order.job, (), 0.0))
-
-    def _listen(self, now: float) -> None:
-        """Read what the agent says, and give up what it does not answer."""
-        loads, saves = self._load_port, self._save_port
-        change, done = loads.turn(now, awaited=self._loads.open or self._questions.open)
-        if change.ended:
-            self._loads.lost()
-            self._questions.detach()
-        if change.began:
-            self._questions.attach(loads.lookups)
-        if (staging := loads.memory) is not None:
-            for event in done:
-                self._loads.done(event.job, event.statuses, staging)
-        if loads.silent:
-            self._loads.abandon()
-            self._questions.abandon()
-        self.loading = loads.session is not None
-        change, done = saves.turn(now, awaited=self._saves.open)
-        if change.ended:
-            self._saves.lost()
-        if (memory := saves.memory) is not None:
-            for event in done:
-                self._saves.done(event.job, event.statuses, memory)
-        if saves.silent:
-            self._saves.abandon(saves.memory)
-        self.saving = saves.session is not None
 
     def _move(self, generation: str) -> None:
         """Continue in the space of other weights. What is in flight is of the old ones."""
         self.loading = self.saving = False
         self._identity = with_generation(self._space.identity, generation)
-        self._saves.abandon(self._save_port.memory)
-        self._saves.lost()
-        self._loads.lost()
-        self._questions.detach()
-        self._load_port.begin_anew()
-        self._save_port.begin_anew()
-
-    def _drain(self, now: float) -> None:
-        if not self._drains:
-            return
-        if any(now >= deadline for deadline, _ in self._drains):
-            self._loads.abandon()
-            self._saves.abandon(self._save_port.memory)
-        if not (self._loads.open or self._saves.open):
-            for _, done in self._drains:
-                done.set()
-            self._drains.clear()
+        self._loads.begin_anew()
+        self._saves.begin_anew()
 
     def _wait(self) -> None:
         """Wait for an order, or for the agent."""
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
-        for fd in (self._load_port.fileno(), self._save_port.fileno()):
-            if fd is not None:
-                poller.register(fd, zmq.POLLIN)
-        for socket in self._questions.sockets():
-            poller.register(socket, zmq.POLLIN)
-        if self._loads.open or self._saves.open or self._questions.open or self._drains:
+        both = (self._loads, self._saves)
+        for waited in (*(jobs.fileno() for jobs in both), *self._loads.questions.sockets()):
+            if waited is not None:
+                poller.register(waited, zmq.POLLIN)
+        if self._drains or any(jobs.awaited() for jobs in both):
             timeout_ms = BUSY_MS
         else:
-            ports = (self._load_port, self._save_port)
-            timeout_ms = SEEK_MS if any(port.session is None for port in ports) else IDLE_MS
+            timeout_ms = SEEK_MS if any(jobs.session is None for jobs in both) else IDLE_MS
         poller.poll(timeout_ms)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
-    def _load_registration(self) -> tuple[Registration, Staging]:
-        staging = Staging(self._slots, self._rows.bytes)
-        regions = [staging.words.region, staging.region]
-        return self._registration("loads", self._slots, regions, staging.words.sync.sync(0)), staging
+    def _register_loads(self) -> tuple[Registration, SessionMemory]:
+        memory = SessionMemory(slots=self._slots, row_bytes=self._rows.bytes)
+        assert memory.staging is not None
+        region = memory.staging.region(REGION), memory.staging.fd
+        return self._registration("loads", self._slots, region, memory), memory
 
-    def _save_registration(self) -> tuple[Registration, SaveMemory]:
-        memory = SaveMemory()
-        regions = [memory.words.region, self._rows.region()]
-        return self._registration("saves", self._rows.count, regions, memory.words.sync.sync(0)), memory
+    def _register_saves(self) -> tuple[Registration, SessionMemory]:
+        memory = SessionMemory(revokes=REVOKES)
+        return self._registration("saves", self._rows.count, self._rows.region(), memory), memory
 
-    def _registration(self, which: str, rows: int, regions: list[Any], sync: m.Sync) -> Registration:
+    def _registration(
+        self, which: str, rows: int, region: tuple[m.Region, int | None], memory: SessionMemory
+    ) -> Registration:
         """Return the registration of a session. Every group's chunk is one row."""
+        words, tokens, groups = memory.words, self._space.tokens, self._space.groups
         segment = m.Segment(REGION, 0, self._rows.bytes, self._rows.bytes)
-        groups = self._space.groups
         return Registration(
             instance=f"{self._instance} {which}", role=m.Role.WORKER, identity=self._identity,
-            groups=(m.Group(self._space.tokens, rows),) * groups, hash_tokens=self._space.tokens, sync=sync,
-            regions=regions, segments=dict.fromkeys(range(groups), (segment,)),
+            groups=(m.Group(tokens, rows),) * groups, hash_tokens=tokens, sync=words.sync(0),
+            regions=[(words.memory.region(0), words.memory.fd), region],
+            held={0: dict.fromkeys(range(groups), (segment,))},
         )  # fmt: skip

@@ -7,18 +7,16 @@ determine the bytes of a chunk, the engine shares with no other.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import platform
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_GROUPS
 from kvagent.registration import identity_pairs
 from kvagent.vllm.geometry import Ranks, canvas_refusal
-from kvagent.vllm.space import identity, unknown_weights
+from kvagent.vllm.space import digest, identity, unknown_weights
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, UNSHARED, initial_generation
 
 if TYPE_CHECKING:
@@ -50,11 +48,16 @@ class Space:
 
 def refusal(construction: Construction | None, config: Any, row_bytes: int, rows: int) -> str:
     """Return why the tier cannot serve this engine; empty if it can."""
-    if construction is not None and getattr(construction.vllm_config, "lora_config", None) is not None:
+    whole = construction.vllm_config if construction is not None else None
+    if getattr(whole, "lora_config", None) is not None:
         return "LoRA is enabled: vLLM keys chunks by the adapter's name, which says nothing of its content"
-    if construction is not None and (reason := canvas_refusal(construction.vllm_config.model_config)):
+    if whole is not None and (reason := canvas_refusal(whole.model_config)):
         return reason
-    if not _on_one_node(construction, config):
+    parallel = getattr(whole, "parallel_config", None)
+    on_one_node = int(getattr(parallel, "nnodes", 1)) == 1 and (
+        getattr(parallel, "distributed_executor_backend", None) in (None, "mp", "uni")
+    )
+    if config.parallel.world_size > 1 and (parallel is None or not on_one_node):  # each node has a region of its own
         return "its ranks may be on other nodes, whose part of vLLM's host region cannot be reached"
     if len(config.groups) > MAX_GROUPS or _groups(config) > MAX_GROUPS:
         return f"the model has {len(config.groups)} KV cache groups, allowed is at most {MAX_GROUPS}"
@@ -63,49 +66,34 @@ def refusal(construction: Construction | None, config: Any, row_bytes: int, rows
     return "" if rows else "vLLM's host region has no rows"
 
 
-def _on_one_node(construction: Construction | None, config: Any) -> bool:
-    """Return whether all ranks map this process's region; each node has one of its own."""
-    if config.parallel.world_size == 1:
-        return True
-    if construction is None:
-        return False
-    parallel = construction.vllm_config.parallel_config
-    executor = getattr(parallel, "distributed_executor_backend", None)
-    return int(getattr(parallel, "nnodes", 1)) == 1 and executor in (None, "mp", "uni")
-
-
 def space(
     construction: Construction | None, config: Any, options: TierOptions, row_bytes: int, version: str,
     unobserved: list[str],
 ) -> Space:  # fmt: skip
-    """Return the space. ``config`` is vLLM's OffloadingConfig.
-
-    ``unobserved``: why changes of the weights at run time may go unnoticed.
-    """
+    """Return the space. ``unobserved``: why weights may change unnoticed at run time."""
     layout = {"chunk": _layout(construction, config, row_bytes), "tenant": options.tenant}
+    groups, private = _groups(config), PRIVATE + secrets.token_hex(16)
     tokens = min(config.groups[0].tokens_per_block * config.cache.blocks_per_chunk, MAX_TOKENS)
-    reasons = [] if construction is not None else [PLUGIN]
-    pairs: dict[str, str] = {}
+    reason, pairs = PLUGIN, {"model": str(config.model.name), "dtype": str(config.model.dtype)}
     if construction is not None:
         try:
-            pairs = _connector_pairs(construction, options, version)
+            reason, pairs = "", _connector_pairs(construction, options, version)
         except (AttributeError, KeyError, TypeError) as error:
-            reasons.append(f"vLLM's configuration cannot be read: {error}")
-    if reasons:
-        pairs = {"model": str(config.model.name), "dtype": str(config.model.dtype)}
-        generation = PRIVATE + secrets.token_hex(16)
-        return Space(identity_pairs(pairs | layout), generation, _groups(config), tokens, tuple(reasons))
-    assert construction is not None
+            reason = f"vLLM's configuration cannot be read: {error}"
     identified = identity_pairs(pairs | layout)
-    unknown = unknown_weights(identified)
-    media = _media(construction, options)
+    if construction is None or reason:
+        return Space(identified, private, groups, tokens, (reason,))
+    unknown, media = unknown_weights(identified), []
+    model = construction.vllm_config.model_config
+    if not options.trust_media and getattr(model, "multimodal_config", None) is not None:
+        media.append("vLLM keys images, audio and video by identifiers that clients may choose (trust_media)")
     if UNSHARED in pairs:
         media.append("a value of vLLM's configuration has no form that can be compared")
-    generation = initial_generation(construction.vllm_config, options.weights_version, [*unobserved, *unknown, *media])
+    reasons = [*unobserved, *unknown, *media]
+    generation = initial_generation(construction.vllm_config, options.weights_version, reasons)
     if media:  # a name of the weights says nothing of them
-        generation = PRIVATE + secrets.token_hex(16)
-    why = (*unobserved, *unknown, *media) if generation.startswith(PRIVATE) else ()
-    return Space(identified, generation, _groups(config), tokens, why)
+        generation = private
+    return Space(identified, generation, groups, tokens, tuple(reasons) if generation.startswith(PRIVATE) else ())
 
 
 def explain(found: Space) -> None:
@@ -141,54 +129,34 @@ def _hardware() -> str:
         return f"of host {platform.node()}"
 
 
-def _media(construction: Construction, options: TierOptions) -> list[str]:
-    model = construction.vllm_config.model_config
-    if options.trust_media or getattr(model, "multimodal_config", None) is None:
-        return []
-    return ["vLLM keys images, audio and video by identifiers that clients may choose (trust_media)"]
-
-
 def _groups(config: Any) -> int:
     """Return how many groups the keys' numbers need."""
     return max((int(group.group_id) + 1 for group in config.groups), default=0)
 
 
 def _layout(construction: Construction | None, config: Any, row_bytes: int) -> str:
-    """Return what determines the place of every byte in a chunk, besides the connector's pairs.
-
-    ``retention``: which blocks of a chunk vLLM writes, where a sliding window or a state needs only
-    some.
+    """Return the digest of what determines the place of every byte in a chunk, besides the
+    connector's pairs: all that vLLM tells its tiers but which engine and rank this is, which blocks
+    of a chunk it writes where a window or a state needs only some (retention), its runner.
     """
-    parallel = config.parallel
     whole = construction.vllm_config if construction is not None else None
+    ranks = ("rank", "data_parallel_index", "data_parallel_size", "data_parallel_rank_local")
+    told = _without(config, "engine_id", "extra_config", "enable_kv_cache_events")
+    told = repr(replace(told, parallel=_without(config.parallel, *ranks)))
+    retention = getattr(getattr(whole, "cache_config", None), "prefix_cache_retention_interval", None)
+    runner = bool(getattr(whole, "use_v2_model_runner", False))
     placement = _placement(construction.kv_cache_config) if construction is not None else []
-    layers = [[int(group.group_id), *group.layer_names] for group in config.groups]
-    return json.dumps(
-        {
-            "bytes": row_bytes,
-            "worker_bytes": config.worker_kv_bytes_per_block,
-            "tokens": [group.tokens_per_block for group in config.groups],
-            "blocks": config.cache.blocks_per_chunk,
-            "hash_tokens": config.cache.tokens_per_hash,
-            "ranks": [
-                parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size,
-            ],
-            "retention": getattr(getattr(whole, "cache_config", None), "prefix_cache_retention_interval", None),
-            "canonical": config.canonical_layout,
-            "replicated": config.replicated_layout,
-            "layout": str(config.kv_cache_layout),
-            "runner": "v2" if getattr(whole, "use_v2_model_runner", False) else "v1",
-            "layers": hashlib.sha256(json.dumps([layers, placement]).encode()).hexdigest()[:32],
-        },
-        sort_keys=True,
-    )  # fmt: skip
+    return digest([row_bytes, told, retention, runner, placement], "chunk")
+
+
+def _without(config: Any, *names: str) -> Any:
+    return replace(config, **{name: None for name in names if hasattr(config, name)})
 
 
 def _placement(kv_cache_config: Any) -> list[Any]:
-    """Return which layers' pages are where in a block, in whatever number of blocks.
-
-    A tensor's offset lies in the block where blocks hold all layers; else it is a number of whole
-    layers, each of as many pages as there are blocks.
+    """Return which layers' pages are where in a block, in whatever number of blocks. A tensor's
+    offset lies in the block where blocks hold all layers; else it is a number of whole layers, each
+    of as many pages as there are blocks.
     """
     placed = []
     for one in getattr(kv_cache_config, "kv_cache_tensors", None) or ():

@@ -27,24 +27,22 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvagent.vllm.boundary import Call, Errors, contained
 from kvagent.vllm.counters import CounterDeltas, count, texts
-from kvagent.vllm.geometry import check_version
+from kvagent.vllm.geometry import check
 from kvagent.vllm.link import start_agent
 from kvagent.vllm.space import unobserved as unobserved_changes
 from kvagent.vllm.tier import events, identity
 from kvagent.vllm.tier.construction import under_construction
 from kvagent.vllm.tier.courier import Courier
-from kvagent.vllm.tier.events import TierEvents
-from kvagent.vllm.tier.memory import Rows
+from kvagent.vllm.tier.jobs import Rows
 from kvagent.vllm.tier.options import parse
-from kvagent.vllm.tier.orders import Answered, Ask, Finished, Load, Store, group_of, hash_of, kind_of
+from kvagent.vllm.tier.questions import Answered, Ask, Finished, Load, Store, group_of, hash_of, kind_of
 from kvagent.vllm.weight_changes import Generations, watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvagent.vllm.tier.construction import Construction
-    from kvagent.vllm.tier.identity import Space
-    from kvagent.vllm.tier.orders import Key
+    from kvagent.vllm.tier.events import TierEvents
+    from kvagent.vllm.tier.questions import Key
 
 MAX_KEYS = 4096  # of one question
 MAX_VAIN = 8  # answers in a row by which a request finds nothing, before all that it asked for counts as missing
@@ -98,54 +96,41 @@ class Asked:
     """By group, the end and the hash of the last chunk that was saved."""
 
 
-def of_little(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
-    """Handle an error in a call that has an answer without the tier."""
-    self.fail(call, error)
+def _failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
+    """Handle an error in a call. What a step asked is a miss in a while, a job that came has failed
+    unless it was begun, and where other weights may compute nothing more is found.
+    """
+    self.fail(call, error, retires=call in MOVES)
+    if call == "on_schedule_end":
+        self.give_up_questions(time.monotonic())
+    elif call in ("submit_store", "submit_load"):
+        self.end_job(int(args[0].job_id))
 
 
-def of_questions(self: Any, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG001
-    """Handle an error before all questions of a step were sent: they are misses in a while."""
-    self.fail(call, error)
-    self.give_up_questions(time.monotonic())
-
-
-def of_job(self: Any, call: str, error: Exception, job_metadata: Any) -> None:
-    """Handle an error when a job came: it has failed, unless it was begun."""
-    self.fail(call, error)
-    self.end_job(int(job_metadata.job_id))
-
-
-def of_weights(self: Any, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG001
-    """Handle an error in a call after which other weights may compute: nothing more is found."""
-    self.fail(call, error, retires=True)
-
-
+ANSWERS: dict[str, Any] = {"lookup": LookupResult.MISS, "get_finished_jobs": (), "has_pending_work": False}
+MOVES = ("drain_jobs", "before_weights_call", "weights_named", "before_reset")
 CALLS = {
-    "lookup": Call(of_little, LookupResult.MISS),
-    "on_schedule_end": Call(of_questions), "on_request_finished": Call(of_little), "submit_store": Call(of_job),
-    "submit_load": Call(of_job), "get_finished_jobs": Call(of_little, ()), "has_pending_work": Call(of_little, False),
-    "drain_jobs": Call(of_weights), "shutdown": Call(of_little), "before_weights_call": Call(of_weights),
-    "weights_named": Call(of_weights), "before_reset": Call(of_weights), "get_stats": Call(of_little),
+    name: Call(_failed, ANSWERS.get(name))
+    for name in (
+        *ANSWERS, *MOVES, "on_schedule_end", "on_request_finished", "submit_store", "submit_load", "shutdown",
+        "get_stats",
+    )
 }  # fmt: skip
 
 
 @contained(CALLS)
 class KVAgentTier(SecondaryTierManager):
-    """A secondary tier whose chunks are in the node's agent. See docs/VLLM.md.
-
-    An error in a call of vLLM's is contained (boundary).
-    """
+    """A secondary tier whose chunks are in the node's agent (docs/vllm/tier.md)."""
 
     def __init__(
         self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None,
         **config: Any,
     ) -> None:  # fmt: skip
-        check_version(vllm.__version__)
+        check(vllm.__version__)
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._options = parse(config)
         self._errors, self._retired = Errors(), False
         self._requests: dict[str, Asked] = {}
-        self._fresh: dict[str, Asked] = {}
         self._jobs: dict[int, Store | Load] = {}
         self._finished: list[Finished] = []
         self._failed: dict[Key, float] = {}
@@ -180,23 +165,13 @@ class KVAgentTier(SecondaryTierManager):
         start_agent(self._options.socket_dir, self._options.pool)
         self._courier = Courier(self._options, rows, space, str(config.engine_id))
         generations = Generations(space.generation, self._options, unobserved=bool(unobserved), in_process=in_process)
-        if construction is not None and events.wanted(construction, self._options):
-            self._events = self._make_events(construction, config, space, rows.count, generations)
+        if construction is not None:
+            self._events = events.of_engine(
+                construction, config, self._options, space, rows.count, generations, self._counts
+            )
+        if construction is not None and self._events is not None:
+            construction.sources.append(self._events)
         return generations
-
-    def _make_events(
-        self, construction: Construction, config: Any, space: Space, rows: int, generations: Generations
-    ) -> TierEvents | None:
-        geometry = events.geometry_of(construction, config, space, rows)
-        if len(geometry.states) == len(geometry.groups):
-            log.warning("tier: KV events do not tell what the agent holds: no group's blocks have the hashes of events")
-            return None
-        made = TierEvents(
-            self._options, space, geometry, generations, str(config.engine_id),
-            events.of_vllm(construction.vllm_config), self._counts,
-        )  # fmt: skip
-        construction.sources.append(made)
-        return made
 
     # ---- look-ups
 
@@ -220,29 +195,29 @@ class KVAgentTier(SecondaryTierManager):
             asked = self._requests[req_context.req_id] = Asked()
         verdict = asked.verdicts.get(key, self)
         if verdict is self:
-            return self._first(key, asked, req_context.req_id)
+            return self._first(key, asked)
         if verdict is None:
             late = asked.since and time.monotonic() > asked.since + self._patience_s
             return LookupResult.MISS if late else LookupResult.RETRY
         return LookupResult.HIT if verdict else LookupResult.MISS
 
-    def _first(self, key: Key, asked: Asked, request: str) -> Any:
+    def _first(self, key: Key, asked: Asked) -> Any:
         """Note a key that a request asks for the first time."""
         if self._failed and self._failed.get(key, 0.0) > time.monotonic():
             return LookupResult.MISS
         asked.verdicts[key] = None
         asked.fresh.append(key)
-        self._fresh[request] = asked
         return LookupResult.RETRY
 
     def on_schedule_end(self, context: Any) -> None:  # noqa: ARG002
         """Send the questions of the step: one for each request and group."""
         self._held_steps = max(0, self._held_steps - 1)
-        if self._courier is None or not self._fresh:
+        if self._courier is None:
             return
-        now = time.monotonic()
-        for request, asked in self._fresh.items():
-            asked.since = now
+        for request, asked in self._requests.items():
+            if not asked.fresh:
+                continue
+            asked.since = time.monotonic()
             self._counts.lookups += len(asked.fresh)
             keys = sorted(asked.fresh, key=kind_of)  # stable: within a group in the order of asking
             for _, some in groupby(keys, kind_of):
@@ -250,12 +225,10 @@ class KVAgentTier(SecondaryTierManager):
                 for start in range(0, len(alike), MAX_KEYS):
                     self._courier.post(Ask(request, self._serial, alike[start : start + MAX_KEYS]))
             asked.fresh = []
-        self._fresh.clear()
 
     def on_request_finished(self, req_context: Any) -> None:
         """Drop what a request has asked."""
         asked = self._requests.pop(req_context.req_id, None)
-        self._fresh.pop(req_context.req_id, None)
         if self._events is not None:
             self._events.end(req_context.req_id)
         if asked is not None and asked.verdicts and self._courier is not None:
@@ -309,26 +282,19 @@ class KVAgentTier(SecondaryTierManager):
         return bool(self._jobs) or (self._events is not None and self._events.pending())
 
     def drain_jobs(self) -> None:
-        """End all jobs, within drain_wait_ms, before a reset of vLLM's cache.
-
-        A reset may mean other weights, as it does for the connector.
-        """
-        if self._courier is not None:
-            self._courier.drain(self._options.drain_wait_ms / 1e3)
-            self._collect(self._courier)
-            if self._events is not None:
-                self._events.drained()
-            self._held_steps = 0 if FENCED else self._flushing_steps()
-            if self._generations.after_reset():
-                self._move()
-
-    def _flushing_steps(self) -> int:
-        """Return after how many steps the copies that were under way at a reset have ended.
-
-        The first plan after the reset has the workers wait for them, and vLLM plans no further
-        ahead than the steps that it has in flight: one for each pipeline stage, or two.
-        """
-        return max(2, int(self._offloading_spec.config.parallel.pp_size)) + 2
+        """End all jobs before a reset of vLLM's cache, which may mean other weights."""
+        if self._courier is None:
+            return
+        self._courier.drain(self._options.drain_wait_ms / 1e3)
+        self._collect(self._courier)
+        if self._events is not None:
+            self._events.drained()
+        # Copies under way at a reset end within some steps: the first plan after it has the
+        # workers wait for them, and vLLM plans no further ahead than it has steps in flight, one
+        # for each stage, or two.
+        self._held_steps = 0 if FENCED else max(2, int(self._offloading_spec.config.parallel.pp_size)) + 2
+        if self._generations.after_reset():
+            self._move()
 
     def shutdown(self) -> None:
         """Leave the agent; vLLM's memory is not referred to any more."""
@@ -337,7 +303,6 @@ class KVAgentTier(SecondaryTierManager):
             self._events.close()
             self._events = None
         self._requests.clear()
-        self._fresh.clear()
 
     def _leave(self) -> None:
         courier, self._courier = self._courier, None
@@ -369,8 +334,12 @@ class KVAgentTier(SecondaryTierManager):
             else:
                 self._finished.append(result)
         if not alive:
-            known = {one.job for one in self._finished}
-            self._finished += [Finished(job, (), 0.0) for job in self._jobs if job not in known]
+            self._end_all()
+
+    def _end_all(self) -> None:
+        """Report as failed what nothing else will report."""
+        known = {one.job for one in self._finished}
+        self._finished += [Finished(job, (), 0.0) for job in self._jobs if job not in known]
 
     def _result(self, finished: Finished) -> Any:
         order = self._jobs.pop(finished.job)
@@ -394,9 +363,7 @@ class KVAgentTier(SecondaryTierManager):
         )
 
     def _missing(self, load: Load, arrived: frozenset[Key]) -> None:
-        """Remember the keys of a load that did not arrive, so that they are not tried at once
-        again.
-        """
+        """Remember the keys that did not arrive, so that they are not tried at once again."""
         now = time.monotonic()
         if len(self._failed) + len(load.keys) > MAX_FAILED:
             self._failed = {key: until for key, until in self._failed.items() if until > now}
@@ -411,24 +378,17 @@ class KVAgentTier(SecondaryTierManager):
 
     def _parents(self, keys: tuple[Key, ...], req_context: Any) -> tuple[bytes, ...]:
         """Return the hash before each chunk where it is known, for the agent's eviction."""
-        request = self._requests.get(req_context.req_id)
+        config, request = self._offloading_spec.config, self._requests.get(req_context.req_id)
         tails = request.tails if request is not None else {}
+        tokens = {int(one.group_id): one.tokens_per_block * config.cache.blocks_per_chunk for one in config.groups}
         parents = []
         for key in keys:
             group, end = group_of(key), req_context.get_offload_key_position(key)
             last = tails.get(group)
-            follows = last is not None and (end is None or end == last[0] + self._tokens(group))
+            follows = last is not None and (end is None or end == last[0] + tokens.get(group, 0))
             parents.append(last[1] if last is not None and follows else b"")
             tails[group] = (end or 0, hash_of(key))
         return tuple(parents)
-
-    def _tokens(self, group: int) -> int:
-        """Return the tokens of a chunk of a group."""
-        config = self._offloading_spec.config
-        for one in config.groups:
-            if int(one.group_id) == group:
-                return int(one.tokens_per_block * config.cache.blocks_per_chunk)
-        return 0
 
     # ---- weights
 
@@ -438,17 +398,14 @@ class KVAgentTier(SecondaryTierManager):
             self._move()
 
     def weights_named(self, version: str) -> None:
-        """Handle the version of the weights that was passed to vLLM's engine core.
-
-        They are private all the same: chunks of others may still be in vLLM's region, and running
-        requests hold KV of others.
+        """Handle the version of the weights that was passed to vLLM's engine core. They are private
+        all the same: chunks of others may still be in vLLM's region, and running requests hold KV
+        of others.
         """
         self.before_weights_call(f"version {version}")
 
     def before_reset(self) -> None:
-        """Handle a reset of vLLM's own cache: it may follow a change of the weights that nothing
-        told of.
-        """
+        """Handle a reset of vLLM's own cache, which may follow an untold change of the weights."""
         if self._generations.counts_resets:
             self.before_weights_call("reset_prefix_cache")
 
@@ -459,7 +416,6 @@ class KVAgentTier(SecondaryTierManager):
             asked.verdicts.clear()
             asked.fresh.clear()
             asked.tails.clear()
-        self._fresh.clear()
         if self._courier is not None:
             self._courier.move(self._generations.now)
         if self._events is not None:
@@ -479,14 +435,13 @@ class KVAgentTier(SecondaryTierManager):
             except Exception as left:  # noqa: BLE001  its thread may still copy into rows, so its jobs do not end
                 self._errors.note("leave", left, "Jobs in flight are not ended")
                 return
-            known = {one.job for one in self._finished}
-            self._finished += [Finished(job, (), 0.0) for job in self._jobs if job not in known]
+            self._end_all()
 
     def give_up_questions(self, now: float) -> None:
         """Wait no longer than usual for answers to questions that may not have been sent."""
-        for asked in self._fresh.values():
-            asked.since, asked.fresh = now, []
-        self._fresh.clear()
+        for asked in self._requests.values():
+            if asked.fresh:
+                asked.since, asked.fresh = now, []
 
     def end_job(self, job: int) -> None:
         """Report a job as failed, unless the tier's thread has it."""

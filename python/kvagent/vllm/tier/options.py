@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm.options import RANGES, OptionError, Options, check, checked
+from kvagent.vllm.options import RANGES, OptionError, Options, check, checked, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,11 +38,8 @@ _NAMES = (
 def parse(given: Mapping[str, Any]) -> TierOptions:
     """Return the options of an entry, without ``type`` and ``module_path``. Raise OptionError."""
     defaults = TierOptions()
-    for name in given:
-        if name not in _NAMES:
-            near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise OptionError(f"{name}: no such option of KVAgentTier; {hint}there are {', '.join(_NAMES)}", name)
+    if wrong := [name for name in given if name not in _NAMES]:
+        raise OptionError(f"{wrong[0]}: {unknown(wrong[0], _NAMES, 'option of KVAgentTier')}", wrong[0])
     options = TierOptions(
         **{name: checked(name, value, getattr(defaults, name), _RANGES) for name, value in given.items()}
     )

@@ -1,4 +1,5 @@
-"""The tier's look-ups: which chunks the agent has, and the leases that keep them until their load.
+"""What the scheduler's thread and the tier's thread tell each other, and the tier's look-ups: which
+chunks the agent has, and the leases that keep them until their load.
 
 A question is a list of keys in the order in which vLLM asked; its answer says how many of them are
 stored, from the first one on. The chunks need not follow each other in a prompt.
@@ -7,6 +8,7 @@ stored, from the first one on. The chunks need not follow each other in a prompt
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,14 +16,94 @@ from typing import TYPE_CHECKING
 from kvagent.errors import Busy, Malformed, TimedOut
 from kvagent.lookup import LookupStatus, Ticket
 from kvagent.vllm.scheduler.requests import Terms
-from kvagent.vllm.tier.orders import Answered, Ask, Key, group_of, hash_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     import zmq
 
+    from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.loads import Lookups
+    from kvagent.vllm.tier.options import TierOptions
+
+GROUP_BYTES = 4  # of a key, at its end
+Key = bytes
+"""vLLM's OffloadKey: a block hash and the number of its KV cache group, big-endian."""
+
+
+def hash_of(key: Key) -> bytes:
+    """Return the block hash of a key."""
+    return key[:-GROUP_BYTES]
+
+
+def group_of(key: Key) -> int:
+    """Return the group of a key."""
+    return int.from_bytes(key[-GROUP_BYTES:], "big")
+
+
+def kind_of(key: Key) -> tuple[int, int]:
+    """Return what the keys of one question, or of one section of a job, have in common."""
+    return group_of(key), len(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Asks how many of the keys, of one group and length, are stored from the first one on."""
+
+    request: str
+    serial: int
+    """Of the generation of the weights: an answer of an older one is void."""
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Save rows of vLLM's region."""
+
+    job: int
+    keys: tuple[Key, ...]
+    rows: tuple[int, ...]
+    parents: tuple[bytes, ...]
+    """For each key the hash before it, or empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load into rows of vLLM's region."""
+
+    job: int
+    request: str
+    keys: tuple[Key, ...]
+    rows: tuple[int, ...]
+
+
+Order = Ask | Store | Load
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to an Ask: the first ``found`` keys are stored, those up to ``known`` are not, and
+    the others are to be asked for again.
+    """
+
+    ask: Ask
+    found: int
+    known: int
+    late: bool = False
+    """Whether the agent did not answer: the keys count as not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a job: the agent does not touch its rows any more, or can make nothing of it."""
+
+    job: int
+    done: tuple[Key, ...]
+    """The keys that were stored, or that arrived and verified."""
+    seconds: float
+
+
+Result = Answered | Finished
 
 
 AGAIN_S = 0.002  # from the answer that more may come to the next question
@@ -52,13 +134,14 @@ class Lease:
 
 
 class Questions:
-    """The questions and leases of one session at a time. Used by one thread."""
+    """The questions and leases of a session's loads. Used by one thread."""
 
-    def __init__(self, age_s: float, tiers_s: float, tokens: int, answer: Callable[[Answered], None]) -> None:
+    def __init__(
+        self, session: AgentSession, options: TierOptions, tokens: int, answer: Callable[[Answered], None]
+    ) -> None:
         """``tokens`` of a chunk, as registered."""
-        self._age_s, self._tiers_s, self._tokens = age_s, tiers_s, tokens
-        self._answer = answer
-        self._lookups: Lookups | None = None
+        self._session, self._tokens, self._answer = session, tokens, answer
+        self._age_s, self._tiers_s = options.lookup_age_ms / 1e3, options.tier_wait_ms / 1e3
         self._open: deque[Question] = deque()
         self._leases: dict[str, list[Lease]] = {}
 
@@ -73,35 +156,24 @@ class Questions:
             if question.ticket is not None and question.ticket.socket is not None:
                 yield question.ticket.socket
 
-    def attach(self, lookups: Lookups | None) -> None:
-        """Ask this session's agent from now on."""
-        self.detach()
-        self._lookups = lookups
-
     def detach(self) -> None:
         """End the session's questions: nothing counts as stored."""
         self.abandon()
         self._leases.clear()
-        self._lookups = None
 
-    def add(self, ask: Ask, now: float) -> None:
+    def add(self, ask: Ask) -> None:
         """Take a question."""
-        question = Question(ask, now + self._age_s)
-        self._open.append(question)
-        if self._lookups is None:
-            self._end(question, 0, late=True)
+        self._open.append(Question(ask, time.monotonic() + self._age_s))
 
     def forget(self, request: str) -> None:
         """Drop the questions and leases of a request."""
         for question in [one for one in self._open if one.ask.request == request]:
-            self._abandon(question)
-            self._open.remove(question)
+            self._end(question, 0, late=True)
         self.release(one.number for one in self._leases.pop(request, ()))
 
     def abandon(self) -> None:
         """Answer all questions, since the agent does not: nothing counts as stored."""
         for question in list(self._open):
-            self._abandon(question)
             self._end(question, 0, late=True)
 
     def take_lease(self, request: str, keys: Iterable[Key]) -> dict[Key, int]:
@@ -122,12 +194,12 @@ class Questions:
     def release(self, leases: Iterable[int]) -> None:
         """Release leases."""
         numbers = [lease for lease in leases if lease]
-        if numbers and self._lookups is not None:
-            self._lookups.release(numbers)
+        if numbers and (lookups := self._session.lookups) is not None:
+            lookups.release(numbers)
 
     def turn(self, now: float) -> None:
         """Send what can be sent, read answers, and end what has waited for too long."""
-        lookups = self._lookups
+        lookups = self._session.lookups
         if lookups is None:
             return
         lookups.begin_step()
@@ -135,7 +207,6 @@ class Questions:
             try:
                 self._advance(lookups, question, now)
             except (TimedOut, Malformed):
-                self._abandon(question)
                 self._end(question, 0, late=True)
         for request, leases in list(self._leases.items()):
             if over := [one for one in leases if one.until < now]:
@@ -169,11 +240,8 @@ class Questions:
         self._end(question, found)
 
     def _end(self, question: Question, found: int, *, late: bool = False) -> None:
+        if question.ticket is not None and (lookups := self._session.lookups) is not None:
+            lookups.abandon(question.ticket)
         self._open.remove(question)
         count = len(question.ask.keys)
         self._answer(Answered(question.ask, found, count if late else min(found + 1, count), late))
-
-    def _abandon(self, question: Question) -> None:
-        if question.ticket is not None and self._lookups is not None:
-            self._lookups.abandon(question.ticket)
-        question.ticket = None

@@ -6,16 +6,15 @@ allocation. Only attributes of the tensors are used, so this imports no torch.
 
 A deadline is no fence: an agent, or one of its movers, that has not let go of a worker's memory in
 time may still read and write it. So the memory is retained, with the sessions whose end is the
-fence, until that end is seen. After the connector's shutdown nothing looks for it, and the memory
-is retained until the process ends. That is a fence too: the kernel and the driver free a process's
-memory only after its last user is gone. Nothing here waits, so a shutdown does not hang.
+fence, until that end is seen, or after the connector's shutdown until the process ends: the kernel
+and the driver free a process's memory only after its last user is gone.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kvagent.cuda import CudaDriver, Exported, export
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
     Found = tuple[Mapping[int, dict[int, list["Extent"]]], Any]
     """By shard and group, the extents of a worker; and what is known of their order, for guests."""
     ExtentsOf = Callable[..., Found]
-    """Finds them: of KV caches by layer, the layers of each group, the number of blocks, and a
-    mapping that collects the storages.
-    """
+    """Finds them in KV caches by layer, for groups' layers and a number of blocks."""
 
 FIRST_REGION = 1  # region 0 holds the words
 
@@ -53,20 +50,12 @@ class Extent:
 
     def joins(self, after: Extent) -> bool:
         """Return whether another extent follows this one in every block."""
-        return (
-            (self.storage, self.stride, self.offset + self.bytes) == (after.storage, after.stride, after.offset)
-            and self.bytes + after.bytes <= self.stride
-        )  # fmt: skip
-
-    def with_bytes(self, size: int) -> Extent:
-        """Return the extent with another length."""
-        return Extent(self.storage, self.offset, self.stride, size)
+        follows = (self.storage, self.stride, self.offset + self.bytes) == (after.storage, after.stride, after.offset)
+        return follows and self.bytes + after.bytes <= self.stride
 
 
 def extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[int, Any]]) -> Iterator[Extent]:
-    """Yield a layer's runs of bytes, as long as possible, in memory order; of a layer with states,
-    those of each of its tensors.
-    """
+    """Yield a layer's runs of bytes, as long as possible, in memory order."""
     if isinstance(tensor, (list, tuple)):
         for one in tensor:
             yield from extents(name, one, num_blocks, storages)
@@ -92,9 +81,7 @@ def extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[i
 
 
 def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return the length of a contiguous run, and the dimensions (extent, step in bytes) that repeat
-    it, outermost first.
-    """
+    """Return the length of a contiguous run, and what repeats it (extent, step), in order."""
     run = size
     outer: list[tuple[int, int]] = []
     for extent, step in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
@@ -106,9 +93,7 @@ def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, i
 
 
 def merged(extents: list[Extent]) -> list[Extent]:
-    """Return the extents in memory order, adjacent ones merged; bytes shared by layers appear
-    once.
-    """
+    """Return the extents in memory order, adjacent ones merged and shared ones once."""
     return joined(sorted(set(extents), key=lambda p: (p.storage, p.stride, p.offset)))
 
 
@@ -116,9 +101,8 @@ def joined(extents: Iterable[Extent]) -> list[Extent]:
     """Return the extents in their order, adjacent ones merged."""
     found: list[Extent] = []
     for extent in extents:
-        last = found[-1] if found else None
-        if last is not None and last.joins(extent):
-            found[-1] = last.with_bytes(last.bytes + extent.bytes)
+        if found and found[-1].joins(extent):
+            found[-1] = replace(found[-1], bytes=found[-1].bytes + extent.bytes)
         else:
             found.append(extent)
     return found
@@ -126,15 +110,10 @@ def joined(extents: Iterable[Extent]) -> list[Extent]:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a worker registers: regions with their descriptors, and where its blocks lie in them.
-
-    ``close`` frees its exports.
-    """
+    """What a worker registers: its regions, and where its blocks lie. ``close`` frees exports."""
 
     regions: tuple[tuple[Region, int | None], ...]
-    segments: dict[int, tuple[Segment, ...]]
-    """By group; empty if there are cells."""
-    cells: dict[int, dict[int, tuple[Segment, ...]]] = field(default_factory=dict)
+    held: dict[int, dict[int, tuple[Segment, ...]]]
     """By shard and group."""
     device: Any = None
     """The GPU; None for host memory."""
@@ -150,20 +129,32 @@ class Memory:
 
 def memory(
     kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
-    driver: CudaDriver | None = None, *, extents_of: ExtentsOf | None = None,
+    driver: CudaDriver | None = None, *, shard: int = 0, extents_of: ExtentsOf | None = None,
 ) -> Memory:  # fmt: skip
-    """Return the memory of the layers' tensors.
-
-    ``groups``: the layer names of each group. ``driver`` replaces CUDA's in tests. ``extents_of``
-    finds the extents, if they are not those of the groups.
+    """Return the memory of the layers' tensors. ``groups``: the layer names of each group.
+    ``driver`` replaces CUDA's in tests. ``extents_of`` finds the extents, if they are not those of
+    the groups.
     """
     storages: dict[int, tuple[int, Any]] = {}
     found, stages = (extents_of or _of_groups)(kv_caches, groups, num_blocks, storages)
     device = _device(kv_caches)
-    if device is not None:
-        return _on_gpu(storages, found, device, driver or CudaDriver(), stages)
-    regions = tuple(_region(place + FIRST_REGION, storage) for place, storage in storages.values())
-    return Memory(regions, *_segments(found, [0] * len(regions)), stages=stages)
+    exported: tuple[Exported, ...] = ()
+    if device is None:
+        regions = tuple(_region(place + FIRST_REGION, storage) for place, storage in storages.values())
+    else:
+        exported = _export(storages, driver or CudaDriver())
+        regions = tuple(region for one in exported for region in one.regions)
+    offsets = [one.offset for one in exported] or [0] * len(regions)  # a region may begin before its storage
+    held = {
+        shard if one == WHOLE else one: {
+            group: tuple(
+                Segment(p.storage + FIRST_REGION, offsets[p.storage] + p.offset, p.stride, p.bytes) for p in some
+            )
+            for group, some in by_group.items()
+        }
+        for one, by_group in found.items()
+    }
+    return Memory(regions, held, device, exported, stages)
 
 
 def _of_groups(
@@ -173,19 +164,13 @@ def _of_groups(
     """Return the extents of each group, in memory order."""
     found = {}
     for number, names in enumerate(groups):
-        some: list[Extent] = []
-        for name in names:
-            if name not in kv_caches:
-                raise Unsupported(f"group {number}: layer {name} has no KV cache here")
-            some += extents(name, kv_caches[name], num_blocks, storages)
-        found[number] = merged(some)
+        if missing := [name for name in names if name not in kv_caches]:
+            raise Unsupported(f"group {number}: layer {missing[0]} has no KV cache here")
+        found[number] = merged([one for name in names for one in extents(name, kv_caches[name], num_blocks, storages)])
     return {WHOLE: found}, None
 
 
-def _on_gpu(
-    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, dict[int, list[Extent]]], device: Any,
-    driver: CudaDriver, stages: Any,
-) -> Memory:  # fmt: skip
+def _export(storages: Mapping[int, tuple[int, Any]], driver: CudaDriver) -> tuple[Exported, ...]:
     exported: list[Exported] = []
     try:
         for place, storage in storages.values():
@@ -196,27 +181,7 @@ def _on_gpu(
         if isinstance(error, KVAgentError):
             raise Unsupported(str(error)) from error
         raise
-    regions = tuple(region for one in exported for region in one.regions)
-    return Memory(regions, *_segments(found, [one.offset for one in exported]), device, tuple(exported), stages)
-
-
-def _segments(
-    found: Mapping[int, dict[int, list[Extent]]], offsets: Sequence[int]
-) -> tuple[dict[int, tuple[Segment, ...]], dict[int, dict[int, tuple[Segment, ...]]]]:
-    """Return the segments of a whole rank and those of its cells, of which one is empty.
-
-    A region may begin before its storage, by its offset.
-    """
-    cells = {
-        shard: {
-            group: tuple(
-                Segment(p.storage + FIRST_REGION, offsets[p.storage] + p.offset, p.stride, p.bytes) for p in some
-            )
-            for group, some in groups.items()
-        }
-        for shard, groups in found.items()
-    }
-    return cells.pop(WHOLE, {}), cells
+    return tuple(exported)
 
 
 def _device(kv_caches: Mapping[str, Any]) -> Any:

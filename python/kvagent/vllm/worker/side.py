@@ -1,7 +1,5 @@
 """A worker's side: sends the jobs of a step's plan to the agent and reports their outcomes.
 
-It waits only at its end (leave), for a bounded time; a guest may wait for loads (hooks).
-
 In a step, vLLM calls revoke_saves (before any block is overwritten), begin, start (before the
 forward pass if the step computes from a load, else maybe after it was launched), wait_layer (in
 each attention layer), end (the pass's kernels are launched; on a CPU they have ended), results and
@@ -9,9 +7,6 @@ report. Every promised asynchronous load is among the results exactly once: when
 reported it, when its deadline has passed, when the agent does not respond, or when there is no
 agent. A load that a step waits for is among them only if it failed. Only an outcome in the report
 means that the job's blocks are no longer accessed.
-
-The words and the clock tell the agent which steps have ended. The clock runs on the host or on a
-GPU's compute stream. It writes the step word and one event for each recent step.
 
 vLLM keeps stepping while a connector expects a report or a lease. A step with requests does not
 wait. Without requests, the worker waits in each step for a message of the agent, longer each time
@@ -49,29 +44,21 @@ if TYPE_CHECKING:
 
 
 STAGE_WORDS = 64  # of a worker, and so the most staged loads in flight
-EVENTS = 1024  # events of a worker on a CPU; an event is reused after that many steps
 
 
 class HostClock:
-    """The clock of a CPU, where the kernels have ended when the forward pass returns. ``close``
-    frees the words.
-    """
+    """The clock of a CPU, whose kernels have ended when the forward pass returns."""
 
     def __init__(self, words: SyncWords) -> None:
         self.words = words
 
-    def begin(self, step: int) -> None:
-        """Mark a step whose kernels are about to be launched."""
-        self.words.record(self.event(step))
-
     def end(self, step: int) -> None:
         """Mark a step whose kernels have ended."""
         self.words.step = step
-        self.words.fire(self.event(step))
 
-    def event(self, step: int) -> int:
-        """Return the event that fires when the step's kernels have ended."""
-        return step % self.words.events
+    def event(self, step: int) -> int:  # noqa: ARG002
+        """Return the event that fires when the step's kernels have ended: there is none."""
+        return m.NO_INDEX
 
     def close(self) -> None:
         """Stop signalling."""
@@ -79,14 +66,11 @@ class HostClock:
 
 
 def make_clock(device: Any, gpu: cuda.TorchGpu | None = None) -> HostClock | cuda.CudaClock:
-    """Return the clock, with its words, for KV caches on a device; None is host memory.
-
-    ``gpu`` replaces torch's in tests.
-    """
+    """Return the clock, with its words, for KV caches on a device; None is host memory."""
     if device is None:
-        return HostClock(SyncWords(EVENTS, REVOKES, stages=STAGE_WORDS))
+        return HostClock(SyncWords(REVOKES, stages=STAGE_WORDS))
     gpu = gpu or cuda.TorchGpu(device)
-    words = SyncWords(cuda.EVENTS, REVOKES, cuda.IPC_HANDLE, stages=STAGE_WORDS)
+    words = SyncWords(REVOKES, events=cuda.EVENTS, cell=cuda.IPC_HANDLE, stages=STAGE_WORDS)
     try:
         return cuda.CudaClock(words, gpu)
     except BaseException:
@@ -98,9 +82,7 @@ MAX_WAIT_MS = 10
 
 
 def wait_idle(descriptors: Iterable[int], steps: int) -> bool:
-    """Wait until a descriptor is readable, in the last of so many steps in a row without requests.
-    Return whether one is.
-    """
+    """Wait for a descriptor in the last of so many idle steps. Return whether one is readable."""
     poller = select.poll()
     for fd in descriptors:
         poller.register(fd, select.POLLIN)
@@ -110,8 +92,6 @@ def wait_idle(descriptors: Iterable[int], steps: int) -> bool:
 REPORT_STEPS = 8  # are reported together,
 REPORT_S = 0.25  # or fewer that are this old
 _MAX_US = 2**32 - 1
-
-_STEP = struct.Struct("<III")
 
 
 class DecodeSteps:
@@ -130,9 +110,8 @@ class DecodeSteps:
         self._ended: list[tuple[float, float, int]] = []  # end, time, requests
 
     def begin(self, requests: int, now: float) -> bytes:
-        """Begin a step in which ``requests`` decode; 0: it is no decode step.
-
-        Return the ended steps (messages.Steps) when it is time to report them, or nothing.
+        """Begin a step in which ``requests`` decode; 0: it is no decode step. Return the ended
+        steps (messages.Steps) when it is time to report them, or nothing.
         """
         ended = self._ended
         if requests and self._requests:
@@ -141,10 +120,7 @@ class DecodeSteps:
         if not ended or (len(ended) < REPORT_STEPS and now - ended[0][0] < REPORT_S):
             return b""
         self._ended = []
-        return b"".join(
-            _STEP.pack(_us(now - end), max(_us(took), 1), count)
-            for end, took, count in ended
-        )  # fmt: skip
+        return b"".join(struct.pack("<III", _us(now - end), max(_us(took), 1), count) for end, took, count in ended)
 
 
 def _us(seconds: float) -> int:
@@ -153,10 +129,7 @@ def _us(seconds: float) -> int:
 
 @dataclass(eq=False, slots=True)
 class InflightJob:
-    """A job at the agent.
-
-    A load of many blocks has several parts, each a job of the session; a save has one.
-    """
+    """A job at the agent: a load of one or more jobs of the session, or a save of one."""
 
     plan: SaveJob | LoadJob
     session: Session | None
@@ -169,36 +142,21 @@ class InflightJob:
     """Whether a load was already reported to vLLM."""
     cancelled: bool = False
 
-    @property
-    def done(self) -> bool:
-        """Return whether no part is at the agent."""
-        return None not in self.parts
-
-    @property
-    def statuses(self) -> bytes:
-        """Return the statuses of all blocks, once the job is done."""
-        parts = [part for part in self.parts if part is not None]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
     def cancel(self) -> None:
         """Ask the agent to end the job. Its DONE, or the session's end, still follows."""
         self.cancelled = True
-        if self.session is None:
-            return
-        for number in self.numbers:
-            try:
-                self.session.cancel(number)
-            except (Busy, SessionBroken, SessionEnded):
-                return
+        if self.session is not None:
+            with contextlib.suppress(Busy, SessionBroken, SessionEnded):
+                for number in self.numbers:
+                    self.session.cancel(number)
 
 
-def lost(part: bytes | None, blocks: int, status: BlockStatus = BlockStatus.FAILED) -> bytes:
-    """Return the statuses of a part that the agent will not report any more."""
-    return bytes([status]) * blocks if part is None else part
+def _lost(part: Packed, status: BlockStatus = BlockStatus.FAILED) -> bytes:
+    """Return the statuses of a part that the agent will not report."""
+    return bytes([status]) * part.blocks
 
 
 _OK = int(BlockStatus.OK)
-MISMATCH_S = 1.0  # how long plans may be for another agent before this worker joins that one
 DRAIN_S = 2.0  # timeout at the end for the agent to let go of this worker's memory
 
 log = logging.getLogger("vllm.kvagent")
@@ -206,9 +164,7 @@ log = logging.getLogger("vllm.kvagent")
 
 @dataclass(slots=True)
 class Results:
-    """The results of a step for vLLM: requests whose load has ended, the failed ones among them,
-    and bad blocks.
-    """
+    """The results of a step for vLLM: requests with ended and failed loads, and bad blocks."""
 
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
@@ -219,18 +175,13 @@ NO_RESULTS = Results()  # shared: never modified
 
 
 class WorkerSide:
-    """A worker's side.
-
-    ``per_block``: failures are reported block by block (geometry.fails_by_block).
-    """
+    """A worker's side. ``per_block``: failures are reported block by block."""
 
     def __init__(
         self, link: Link, clock: HostClock | cuda.CudaClock, *, per_block: bool, generation: str = "",
         identity: tuple[tuple[str, str], ...] = (), guests: Sequence[WorkerGuest] = (),
     ) -> None:  # fmt: skip
-        """``generation``: of the weights, with which this worker begins. ``identity``: what it
-        registers, if the scheduler is to learn it.
-        """
+        """``generation``: of the first weights. ``identity``: if the scheduler is to learn it."""
         self.guests = guests
         self.counts = WorkerCounts()
         self.generation = generation
@@ -248,9 +199,8 @@ class WorkerSide:
         self.jobs: dict[int, InflightJob] = {}
         self.started: set[int] = set()
         """The jobs of the step in progress that were sent, or have failed."""
-        self._numbers: dict[tuple[int, int], tuple[int, int]] = {}  # by session and the session's number: job and part
+        self._parts: dict[tuple[int, int], tuple[InflightJob, int]] = {}  # by session and its number: job and part
         self._sessions: list[Session] = []
-        self._mismatch: tuple[Session, float] | None = None  # another agent than the scheduler's, and since when
         self.pending_results = Results()
         self._polls = True  # whether this step polls the sessions
         self.pending_report = Report(workers=(_info(clock.words, identity),))
@@ -274,9 +224,10 @@ class WorkerSide:
         self.started.clear()
         self._polls = bool(self.jobs) or plan.idle or step % LISTEN_STEPS == 0
         self._idle = self._idle + 1 if plan.idle else 0
-        self._clock.begin(step)
-        if steps := self._decode_steps.begin(plan.decoding, time.monotonic()):
-            self._report_steps(steps)
+        steps = self._decode_steps.begin(plan.decoding, time.monotonic())
+        if steps and (session := self._attached()) is not None:
+            with contextlib.suppress(Busy, SessionBroken, SessionEnded):  # the agent then paces without them
+                session.send(m.Steps(steps))
         if plan.generation is not None:
             self._move(*plan.generation)
         for guest in self.guests:
@@ -289,9 +240,7 @@ class WorkerSide:
                 inflight.deadline = 0.0
 
     def start(self, plan: StepPlan) -> None:
-        """Send the loads. The step in flight may still write to their destination, so each names
-        its step.
-        """
+        """Send the loads, each with the step in flight, which may still write to their blocks."""
         loads: Sequence[LoadJob] = plan.loads
         for guest in self.guests:
             loads = guest.start(plan, loads)
@@ -311,14 +260,19 @@ class WorkerSide:
             guest.end()
         self._open = None
         self._clock.end(self.step)
-        if plan.saves:
-            self._save(plan.saves)
+        session = self._attached() if plan.saves else None
+        if session is not None:
+            session.cork()  # one message: waking the agent costs more than sending
+        try:
+            for save in plan.saves:
+                self.submit(save, self.step)
+        finally:
+            if session is not None:
+                session.uncork()
 
     def results(self) -> Results:
-        """Return what has ended since the last call.
-
-        Jobs of this very step have rarely ended, and looking for them would cost more than the rest
-        of the step.
+        """Return what has ended since the last call. Jobs of this very step have rarely ended, and
+        looking for them would cost more than the rest of the step.
         """
         for guest in self.guests:
             guest.end()
@@ -356,40 +310,32 @@ class WorkerSide:
 
     def fence(self) -> Callable[[], bool]:
         """Return a function for use after ``leave``: whether every agent has let go of this
-        worker's memory.
-
-        It reflects what ``results`` has read, and is always False if a registration's outcome is
-        unknown.
+        worker's memory, as far as ``results`` has read; False for good if a registration's outcome
+        is unknown.
         """
         sessions, settled = list(self._sessions), not self._link.busy
         return lambda: settled and all(session.ended for session in sessions)
 
     def leave(self) -> bool:
-        """End all sessions and wait, bounded, for the agent to let go of the memory.
-
-        Return whether it has. Otherwise its sessions stay open as long as this object exists, and
-        are read, though nothing is sent: their ends are the fences of their jobs. Closing one would
-        tell the agent that this process has stopped using its memory, and would prove nothing here.
+        """End all sessions and wait, bounded, for the agent to let go of the memory. Return whether
+        it has. Otherwise its sessions stay open as long as this object exists, and are read, though
+        nothing is sent: their ends are the fences of their jobs. Closing one would tell the agent
+        that this process has stopped using its memory, and would prove nothing here.
         """
         if last := self._link.close():
             self._add_session(last)
         if link_busy := self._link.busy:
             log.warning("a registration is still in progress: its outcome is unknown")
-        fenced = [session.drain(DRAIN_S) for session in self._sessions]
-        for session, free in zip(list(self._sessions), fenced, strict=True):
-            if free:
-                self._fenced(session)
-        return all(fenced) and not link_busy
+        for session in [session for session in self._sessions if session.drain(DRAIN_S)]:
+            self._fenced(session)
+        return not (self._sessions or link_busy)
 
     def rejoin(self, link: Link) -> None:
         """Continue with another link, after ``leave``."""
         self._link = link
 
     def _move(self, serial: int, generation: str) -> None:
-        """Switch to a generation of the weights: another space, in another session.
-
-        The old sessions are left, and their ends are the fences of their jobs.
-        """
+        """Move to another generation's space. The old sessions' ends are their jobs' fences."""
         if serial == self._serial:
             return
         self._serial = serial
@@ -399,31 +345,17 @@ class WorkerSide:
         if last := self._link.renew():
             self._add_session(last)
         for session in self._sessions:
-            session.leave()
+            session.shutdown_writing()
         for guest in self.guests:
             guest.moved()
 
-    def _save(self, saves: Sequence[SaveJob]) -> None:
-        """Send the saves of a step as one message: waking the agent costs more than sending."""
-        session = self._attached()
-        if session is not None:
-            session.cork()
-        try:
-            for save in saves:
-                self.submit(save, self.step)
-        finally:
-            if session is not None:
-                session.uncork()
-
     def fail(self, job: SaveJob | LoadJob) -> None:
         """Report a job as failed without sending it."""
-        self._finish(InflightJob(job, None, [lost(None, one.blocks) for one in parts_of(job)]))
+        self._finish(InflightJob(job, None, [_lost(one) for one in _parts_of(job)]))
         self.started.add(job.job)
 
     def give_up(self, job: int) -> None:
-        """Report a load in flight as failed, from its first block on. It stays in flight: that is
-        no fence.
-        """
+        """Report a load in flight as failed. It stays in flight: that is no fence."""
         inflight = self.jobs[job]
         self.counts.loads_late += 1
         inflight.reported = True
@@ -437,24 +369,18 @@ class WorkerSide:
     def submit(self, plan: SaveJob | LoadJob, step: int) -> None:
         """Send a job that names a step."""
         session = self._attached()
-        if session is not None and session.boot != plan.boot:
-            if plan.boot:  # else it was planned without a session
-                self._check_agent(session)
-            session = None
-        elif session is not None:
-            self._mismatch = None
-            if session.registered.space != plan.space or not self._serves(plan):
-                session = None
+        own = session is not None and (session.boot, session.registered.space) == (plan.boot, plan.space)
+        session = session if own and self._serves(plan) else None
         inflight = InflightJob(plan, session)
-        for part, sections in enumerate(parts_of(plan)):
+        for part, sections in enumerate(_parts_of(plan)):
             status = self._send(plan, session, sections, step)
-            if isinstance(status, BlockStatus) or session is None:
-                inflight.parts.append(lost(None, sections.blocks, BlockStatus(status)))
+            if isinstance(status, BlockStatus):
+                inflight.parts.append(_lost(sections, status))
                 continue
             inflight.parts.append(None)
             inflight.numbers.append(status)
-            self._numbers[id(session), status] = plan.job, part
-        if inflight.done:
+            self._parts[id(session), status] = inflight, part
+        if None not in inflight.parts:
             self._finish(inflight)
         else:
             if isinstance(plan, LoadJob):
@@ -465,25 +391,8 @@ class WorkerSide:
     def _serves(self, plan: SaveJob | LoadJob) -> bool:
         return not plan.depends or (bool(self.guests) and all(guest.serves(plan) for guest in self.guests))
 
-    def _check_agent(self, session: Session) -> None:
-        """Join the agent that the scheduler plans for, if it has done so for a while: plans in
-        flight may be for an older one.
-
-        A session may outlive its agent while one of the agent's movers runs: its end, the fence of
-        its jobs, is still awaited.
-        """
-        now = time.monotonic()
-        if self._mismatch is None or self._mismatch[0] is not session:
-            self._mismatch = session, now
-        elif now - self._mismatch[1] > MISMATCH_S:
-            self._mismatch = None
-            self._link.lost(session)
-
     def _send(self, plan: SaveJob | LoadJob, session: Session | None, sections: Packed, step: int) -> int | BlockStatus:
-        """Send a job that names a step.
-
-        Return the job's number in the session, or the status that explains why it was not sent.
-        """
+        """Send a job. Return its number in the session, or the status that says why not."""
         if session is None:
             return BlockStatus.FAILED
         event = self._clock.event(step)
@@ -503,17 +412,9 @@ class WorkerSide:
             log.warning("a job of %d blocks is not sent: %s", sections.blocks, error)
             return BlockStatus.FAILED
 
-    def _report_steps(self, steps: bytes) -> None:
-        """Tell the agent of decode steps; one that cannot take them now paces without them."""
-        session = self._attached()
-        if session is None:
-            return
-        with contextlib.suppress(Busy, SessionBroken, SessionEnded):
-            session.send(m.Steps(steps))
-
     def _attached(self) -> Session | None:
         current = self._link.current()
-        if current is not None and current not in self._sessions:
+        if current is not None:
             self._add_session(current)
         return current
 
@@ -530,20 +431,11 @@ class WorkerSide:
             try:
                 for event in session.poll():
                     if isinstance(event, m.Done):
-                        self._done(session, event)
+                        self._idle = 0
+                        self._heard()
+                        self._over(session, event.job, event.statuses)
             except SessionEnded:
                 self._fenced(session)
-
-    def _done(self, session: Session, event: m.Done) -> None:
-        self._idle = 0
-        self._heard()
-        job, part = self._numbers.pop((id(session), event.job), (0, 0))
-        inflight = self.jobs.get(job)
-        if inflight is not None:
-            inflight.parts[part] = event.statuses
-            if inflight.done:
-                self._finish(inflight)
-                del self.jobs[job]
 
     def _fenced(self, session: Session) -> None:
         """Handle the end of the agent's session: the agent has stopped accessing the memory."""
@@ -551,14 +443,18 @@ class WorkerSide:
         self._heard()
         session.close()
         self._link.lost(session)
-        for job, inflight in list(self.jobs.items()):
-            if inflight.session is session:
-                for number in inflight.numbers:
-                    self._numbers.pop((id(session), number), None)
-                rest = zip(inflight.parts, parts_of(inflight.plan), strict=True)
-                inflight.parts = [lost(part, one.blocks) for part, one in rest]
-                self._finish(inflight)
-                del self.jobs[job]
+        for number in [number for one, number in self._parts if one == id(session)]:
+            self._over(session, number, None)
+
+    def _over(self, session: Session, number: int, statuses: bytes | None) -> None:
+        """Take the end of a part; None: its session has ended."""
+        inflight, part = self._parts.pop((id(session), number), (None, 0))
+        if inflight is None:
+            return
+        inflight.parts[part] = _lost(_parts_of(inflight.plan)[part]) if statuses is None else statuses
+        if None not in inflight.parts:
+            self._finish(inflight)
+            del self.jobs[inflight.plan.job]
 
     def _heard(self) -> None:
         for guest in self.guests:
@@ -566,7 +462,7 @@ class WorkerSide:
 
     def _finish(self, inflight: InflightJob) -> None:
         """Record a job's outcome; its blocks are free."""
-        plan, statuses = inflight.plan, inflight.statuses
+        plan, statuses = inflight.plan, b"".join(part for part in inflight.parts if part is not None)
         if isinstance(plan, LoadJob) and not self._serves(plan):
             statuses = bytes([BlockStatus.FAILED]) * plan.blocks  # another adapter's than will compute the rest
         self.pending_report.outcomes[plan.job] = Outcome(1, statuses)
@@ -583,10 +479,7 @@ class WorkerSide:
             tell_end(self, plan, statuses, failed=failed)
 
     def _expire_loads(self, now: float) -> None:
-        """Report loads whose deadline has passed. They stay in flight: a deadline is no fence.
-
-        Not those that a step waits for: vLLM expects no end of them, and their wait is limited.
-        """
+        """Report overdue loads, but those that a step waits for. A deadline is no fence."""
         for job, inflight in self.jobs.items():
             plan = inflight.plan
             if isinstance(plan, LoadJob) and not (plan.sync or inflight.reported or now < inflight.deadline):
@@ -602,15 +495,13 @@ def _info(words: SyncWords, identity: tuple[tuple[str, str], ...]) -> WorkerInfo
     )  # fmt: skip
 
 
-def parts_of(job: SaveJob | LoadJob) -> tuple[Packed, ...]:
+def _parts_of(job: SaveJob | LoadJob) -> tuple[Packed, ...]:
     """Return the parts of a job, each one of the session."""
     return job.parts if isinstance(job, LoadJob) else (job.sections,)
 
 
 def tell_end(side: WorkerSide, load: LoadJob, statuses: bytes = b"", *, failed: bool) -> None:
-    """Add the end of a load to a worker's results: which of its blocks have ``failed``, where vLLM
-    is told of blocks, else that all have.
-    """
+    """Add a load's end to the results: of the blocks that failed, or of all."""
     results = side.pending_results
     if not load.sync:
         results.received.add(load.request)
@@ -631,10 +522,9 @@ def fail_late(side: WorkerSide, inflight: InflightJob) -> None:
 
 
 def abandon(side: WorkerSide, jobs: Iterable[SaveJob | LoadJob]) -> None:
-    """Give up what is in flight after an error, and ``jobs`` unless they were started.
-
-    Loads have failed, as at their deadline; the agent may still access their blocks, which stay
-    pinned until their outcome. Saves are revoked.
+    """Give up what is in flight after an error, and ``jobs`` unless they were started. Loads have
+    failed, as at their deadline; the agent may still access their blocks, which stay pinned until
+    their outcome. Saves are revoked.
     """
     for inflight in side.jobs.values():
         if isinstance(inflight.plan, SaveJob):

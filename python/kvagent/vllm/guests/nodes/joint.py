@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, Malformed, TimedOut
-from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus, Ticket, Want
-from kvagent.ownform import encode_request
+from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus, Ticket, Want, encode_request
 from kvagent.vllm.guests.nodes.parts import NODES, NOWHERE, Orders, Question, Target
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
 from kvagent.vllm.scheduler.loads import Lookups
