@@ -153,7 +153,7 @@ MUTANTS = [
         "        self._revokes += self.saves.revoke_at_once()\n", "        return\n",
         "pins_go", "reset_prefix_cache"),
     Mutant("a call that changes weights is not observed", "weight_changes.py",
-        "            connector.before_weights_call(name)\n", "            pass\n",
+        "        connector.before_weights_call(name)\n", "        pass\n",
         "calls_through_the_engine_core", "startswith"),
     Mutant("a reset of vLLM's own cache is ignored though weights change unobserved", "scheduler/side.py",
         "        self._was_reset = self.generations.counts_resets\n", "        pass\n",

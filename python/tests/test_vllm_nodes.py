@@ -184,7 +184,7 @@ def test_the_own_agent_is_asked_for_no_more_than_the_least() -> None:
     sent: list[Any] = []
     found = Answer(3, LookupStatus.HIT, 32, 5, HERE)
     client: Any = SimpleNamespace(
-        submit=lambda request, _: sent.append(request), poll=lambda *_: found, close=lambda: None
+        submit=lambda request, _: (sent.append(request), object())[1], poll=lambda *_: found, close=lambda: None
     )  # fmt: skip
     lookups._client = client
     assert lookups.answer(ticket, first=False) == found
@@ -206,7 +206,7 @@ def test_without_a_hit_at_another_node_the_own_agent_is_not_asked(lost: bool) ->
         found = lookups.answer(ticket, first=False)
         assert found is not None
         assert (found.tokens, found.lease) == (0, 0)
-    assert ticket.here is None
+    assert ticket.here.ticket is None
     assert not joint.awaits_leases()
 
 
@@ -377,7 +377,7 @@ def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
     delegate.poll()
     assert [news.answers for news in delegate.news()] == [()]
     session.pinging = True
-    delegate._agent.liveness.heard(-math.inf)
+    delegate._agent.heard(-math.inf)
     delegate.begin(StepPlan())
     delegate.poll()
     (news,) = delegate.news()

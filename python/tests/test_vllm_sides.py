@@ -23,7 +23,7 @@ from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import LISTEN_STEPS, Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import LoadJob, Report
-from kvagent.vllm.scheduler.loads import LookupWaits, Promises
+from kvagent.vllm.scheduler.loads import Lookups, LookupWaits, Promises
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
 from tests.sides import running
 from tests.simulated import BLOCK, NO_TOKENS, SimulatedEngine
@@ -84,7 +84,7 @@ def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., Simulat
     for limited in (engine.scheduler.saves, engine.scheduler.loads):
         assert limited is not None
     engine.step()  # a new session sets the limits
-    engine.scheduler.saves.batch.job_blocks = engine.scheduler.loads.job_blocks = 30
+    engine.scheduler.saves.job_blocks = engine.scheduler.loads.job_blocks = 30
     request = engine.request("a", "long", 100)
     engine.matched(request)
     engine.admit(request)
@@ -189,7 +189,7 @@ def test_a_request_offers_each_of_its_blocks_once(engines: Callable[..., Simulat
         engine.scheduler.finished(twin, normally=True)
     assert engine.step().plan.saves == []
     assert agent.status()["blocks_stored"] == 4
-    assert engine.scheduler.saves.counts.existed == 4
+    assert engine.scheduler.counts.saves_existed == 4
 
 
 def test_what_the_engine_had_itself_is_offered_at_the_end(
@@ -843,14 +843,14 @@ def test_a_registration_that_cannot_be_made_is_tried_again(
     assert len([r for r in caplog.records if "surrogates not allowed" in r.getMessage() and r.exc_info]) == 1
 
 
-class _Lookups:
+class _Lookups(Lookups):
     """Gives the prepared answers, and none after them."""
 
     def __init__(self, *answers: Answer | None) -> None:
         self.answers = list(answers)
         self.asked = 0
 
-    def ask(self, tokens: int, own: int, hashes: Any, wanted: Any = None, *, ready: bool = False) -> object:
+    def ask(self, *_: Any, **__: Any) -> Any:
         self.asked += 1
         return self
 

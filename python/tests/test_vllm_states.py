@@ -46,7 +46,7 @@ def added(tracked: Tracked, handed: list[tuple[int, int, int]], *, decode: bool 
     state = SimpleNamespace(boundary_state_offloads={"one": handed, "another": [(1, 9, BLOCK)]})
     (states,), output = side.guests, SimpleNamespace(kv_connector_block_state=state, preempted_req_ids=None)
     states.planned(StepPlan(), output, 0.0)
-    runs = side.saves.batch.take_all()
+    runs = side.saves._open
     assert all(run.group == 1 and pool.blocks[run.blocks[0].block_id].ref_cnt == 2 for run in runs)
     return [(run.blocks[0].block_id, run.hashes[0]) for run in runs]
 

@@ -15,7 +15,7 @@ from kvagent.doctor.findings import sharing
 from kvagent.vllm.boundary import MAX_REASON, Notice, RetiredScheduler, notice
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError, parse
-from kvagent.vllm.plan import Report, uncached_plan
+from kvagent.vllm.plan import Report, StepPlan
 from tests.agent import AgentProcess, eventually
 from tests.simulated import SimulatedEngine
 
@@ -81,10 +81,9 @@ def test_a_long_reason_is_cut_and_has_one_line() -> None:
     assert told.startswith("a b a b")
 
 
-def test_an_uncached_engine_plans_one_object_and_waits_for_nothing() -> None:
+def test_an_uncached_engine_waits_for_nothing() -> None:
     side = RetiredScheduler(None)
-    assert side.plan(None) is uncached_plan()
-    assert pickle.loads(pickle.dumps(side.plan(None))) is uncached_plan()  # noqa: S301
+    assert side.plan(None) == StepPlan(uncached=True)
     assert not side.pending()
 
 
@@ -119,7 +118,7 @@ def test_a_rank_that_is_refused_retires_the_engine_with_saves_in_flight(
     agent.thaw()
     eventually(lambda: (engine.step(), not retired.pending())[1], "the report of the saves")
     assert {block.ref_cnt for block in engine.pool.blocks} == {1}
-    assert retired.plan(None) is uncached_plan()
+    assert retired.plan(None).uncached
     engine.scheduler = side  # which closes
 
 

@@ -26,7 +26,7 @@ from kvagent.vllm.counters import ErrorCounts
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import FAIL, OptionError, Options
-from kvagent.vllm.plan import LoadJob, Report, StepPlan, uncached_plan
+from kvagent.vllm.plan import LoadJob, Report, StepPlan
 from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.wire import Packed
 
@@ -125,7 +125,7 @@ class RetiredScheduler:
 
     def plan(self, output: Any) -> StepPlan:
         """Return a plan without jobs, and at the end the plan to leave the agent."""
-        plan = StepPlan(idle=not output.num_scheduled_tokens) if self.pending() else uncached_plan()
+        plan = StepPlan(idle=not output.num_scheduled_tokens) if self.pending() else StepPlan(uncached=True)
         if self._revokes and self._side is not None:
             self._revokes = False
             with contextlib.suppress(Exception):
@@ -183,7 +183,7 @@ class Unloaded:
         """Return a plan with these loads, which fail in the workers as planned for no agent."""
         jobs, self._jobs = self._jobs, []
         if jobs:
-            plan = dataclasses.replace(plan, loads=[*plan.loads, *jobs], uncached=False)
+            plan.loads, plan.uncached = [*plan.loads, *jobs], False
         if plan.loads:
             self._told = max(self._told, *(load.job for load in plan.loads))
         return plan
@@ -232,11 +232,11 @@ def of_admission(self: Any, call: str, error: Exception, request: Any, blocks: A
     if num_external_tokens <= 0:
         return
     own = 0 if tracked is None else tracked.own // self._geometry.groups[0].block_tokens
-    sync = tracked is not None and waits.taken(tracked)
+    sync = tracked is not None and tracked.waits
     job = self.unloaded.add(request.request_id, blocks, own, sync=sync)
     if sync:
         try:
-            waits.replace(job, tracked, num_external_tokens)
+            waits.start(job, tracked, num_external_tokens)
         except Exception as again:  # noqa: BLE001
             of_all(self, call, again)
 

@@ -182,9 +182,7 @@ class SchedulerCalls(Calls):
         side = self._make_side(kv_cache_manager)
         side.failed = partial(of_all, self)
         self._scheduler = side
-        self._deltas = [
-            CounterDeltas(side.counts), CounterDeltas(side.saves.counts, "saves_"), CounterDeltas(self.errors.counts),
-        ]  # fmt: skip
+        self._deltas = [CounterDeltas(side.counts), CounterDeltas(self.errors.counts)]
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Ignore handshake data of all pipeline stages: MultiConnector passes that of other
@@ -649,8 +647,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         reasons = unobserved(vllm_config, self._options)
         start_agent(self._options.socket_dir, self._options.pool)
         in_process = False
-        if role == KVConnectorRole.SCHEDULER and not self._options.weights_fixed:
-            unwatched, in_process = watch()
+        if role == KVConnectorRole.SCHEDULER:
+            unwatched, in_process = watch(self._options)
             reasons += unwatched
         unseen = bool(reasons)
         reasons += unknown_weights(self._identity)

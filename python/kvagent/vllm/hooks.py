@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, Part, Unsupported, part
 from kvagent.vllm.options import LAZY
 from kvagent.vllm.scheduler.agent_session import AgentSession
-from kvagent.vllm.scheduler.saves import SaveBatch
+from kvagent.vllm.scheduler.saves import Saves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -98,25 +98,14 @@ class Guest:
 class Waits:
     """Which loads their step waits for. The core's are all asynchronous."""
 
-    def ready(self, tracked: Tracked, tokens: int) -> bool:  # noqa: ARG002
-        """Return whether to ask the agent if a request's blocks, of at most so many tokens, can be
-        loaded at once.
+    def may(self, tracked: Tracked, tokens: int) -> bool:  # noqa: ARG002
+        """Return whether the step that admits a request may wait for a load of so many tokens, if
+        the agent can load them at once.
         """
         return False
 
-    def takes(self, tracked: Tracked, tokens: int) -> bool:  # noqa: ARG002
-        """Return whether the step that admits a request waits for its load of so many tokens."""
-        return False
-
-    def taken(self, tracked: Tracked) -> bool:  # noqa: ARG002
-        """Return what ``takes`` returned last for a request."""
-        return False
-
     def start(self, job: int, tracked: Tracked, tokens: int) -> None:
-        """Start a load that was taken."""
-
-    def replace(self, job: int, tracked: Tracked, tokens: int) -> None:
-        """Let another job stand for a request's load that was taken, started or not."""
+        """Let a step wait for a request's load, or for another job in its place."""
 
     def lost(self, tracked: Tracked) -> None:
         """A request has lost its blocks before the outcome of its load is known."""
@@ -126,7 +115,7 @@ class Waits:
         return False
 
     def settle(self, report: Report, world: int) -> Iterable[tuple[Tracked, bool]]:  # noqa: ARG002
-        """Return the requests whose load was taken and is over, and whether it has succeeded."""
+        """Return the requests whose load was waited for and is over, and whether it succeeded."""
         return ()
 
 
@@ -140,7 +129,7 @@ class Joined:
     keys such requests, or the user answers for them. Others are neither saved nor loaded.
     """
     session: Callable[..., AgentSession] = AgentSession
-    batch: Callable[..., SaveBatch] = SaveBatch
+    saves: Callable[..., Saves] = Saves
     waits: Waits = field(default_factory=Waits)
     attached: Callable[[], None] | None = None
     """Is called, from another thread, when there is a session."""

@@ -507,6 +507,6 @@ def test_no_byte_is_wrong_whatever_happens_to_the_agents(
         output, start = world.outputs[name], len(sequence.prompt)
         assert output == sequence.tokens[start : start + len(output)], name
         assert len(output) == sequence.max_tokens or "abort" in world.reasons.get(name, "abort"), name
-    print(f"{added} requests, {world.steps} steps, {dict(troubles.struck)}, {world.side.counted()}")
+    print(f"{added} requests, {world.steps} steps, {dict(troubles.struck)}, {world.side.counts}")
     hits_again(world)
     both_clean(world, agent, far)

@@ -408,7 +408,7 @@ class Hints(Guest):
         """Take receipts, and tell the agent of those whose last saves are over."""
         if self._untold:
             self._send()
-        for answer in self.side.agent.take_receipts():
+        for answer in self.side.agent.take(Hinted):
             self._receive(answer)
         for told in [one for one in self._fetching if one.tracked.phase != Phase.NONE]:
             asking = told.tracked.asking

@@ -214,9 +214,9 @@ def joined(
 
         one.session = partial(JointSession, parts=parts)
     if options.offload == LAZY:
-        from kvagent.vllm.guests.lazy import batch_of
+        from kvagent.vllm.guests.lazy import saves_of
 
-        one.batch = batch_of(options, geometry, step_tokens)
+        one.saves = saves_of(options, step_tokens)
     if waits is not None:
         one.waits = waits
         one.guests.append(waits)

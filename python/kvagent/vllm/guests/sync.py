@@ -101,41 +101,28 @@ class SyncLoads(Guest, Waits):
         self._block_tokens = geometry.groups[0].block_tokens
         self._token_bytes = token_bytes
         self._left = self._most
-        self._taken: set[Tracked] = set()  # requests whose last promise is loaded so
         self._withheld: dict[int, _Withheld] = {}  # by job
         self._jobs: dict[Tracked, int] = {}
 
-    def ready(self, tracked: Tracked, tokens: int) -> bool:
-        """Return whether to ask the agent if a request's blocks are ready, of at most that many
-        tokens.
+    def may(self, tracked: Tracked, tokens: int) -> bool:
+        """Return whether a step may wait for so many tokens of a request: not of one that another
+        engine is concerned with.
         """
-        return self._may(tracked) and tokens * self._token_bytes <= self._left
-
-    def takes(self, tracked: Tracked, tokens: int) -> bool:
-        """Return whether a promise of that many tokens is loaded synchronously."""
-        ready = tracked.asking.promised is not None and tracked.asking.promised.ready
-        good = bool(tokens) and ready and self._may(tracked) and tokens * self._token_bytes <= self._left
-        (self._taken.add if good else self._taken.discard)(tracked)
-        return good
-
-    def taken(self, tracked: Tracked) -> bool:
-        """Return what ``takes`` returned last for a request."""
-        return tracked in self._taken
+        concerned = tracked.asking.terms.transfer or tracked.awaited
+        return not concerned and tokens * self._token_bytes <= self._left
 
     def start(self, job: int, tracked: Tracked, tokens: int) -> None:
-        """Withhold the blocks of a request that was admitted with such a load."""
+        """Withhold the blocks of a request that is admitted with such a load, or let another job
+        stand for it.
+        """
+        if (old := self._jobs.get(tracked)) is not None:
+            self._withheld[job], self._jobs[tracked] = self._withheld.pop(old), job
+            return
         own = tracked.own // self._block_tokens
         self._preemption.withhold(tracked.request.request_id, own)
         self._withheld[job], self._jobs[tracked] = _Withheld(tracked, own), job
         self._left -= int(tokens * self._token_bytes)
         self.side.counts.loads_sync += 1
-
-    def replace(self, job: int, tracked: Tracked, tokens: int) -> None:
-        """Let another job stand for a request's load, begun or not."""
-        if (old := self._jobs.get(tracked)) is None:
-            self.start(job, tracked, tokens)
-        else:
-            self._withheld[job], self._jobs[tracked] = self._withheld.pop(old), job
 
     def planned(self, plan: StepPlan, output: Any, now: float) -> None:  # noqa: ARG002
         """Let the next step wait for as many bytes again."""
@@ -152,7 +139,6 @@ class SyncLoads(Guest, Waits):
         vLLM delivers no output of a step that reports bad blocks of the request, so a request that
         ends by its output has all of them.
         """
-        self._taken.discard(tracked)
         withheld = self._forget(tracked)
         if withheld is None or not normally:
             return False
@@ -182,10 +168,6 @@ class SyncLoads(Guest, Waits):
                 yield tracked, True
             elif self._preemption.preempt(name):
                 yield tracked, False
-
-    def _may(self, tracked: Tracked) -> bool:
-        """Return whether a request may load so: not one that another engine is concerned with."""
-        return not tracked.asking.terms.transfer and not tracked.awaited
 
     def _forget(self, tracked: Tracked) -> _Withheld | None:
         """Take back the request's part in its load, whose outcome then concerns no request."""

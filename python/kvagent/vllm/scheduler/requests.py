@@ -12,7 +12,7 @@ its hash later, and then other requests find it in the engine's own cache.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 ANSWER_S = 2.0  # how long a promise is reused
-NO_LIMIT = 1 << 62  # tokens
+NO_LIMIT = 1 << 62  # tokens, or blocks
 
 
 @dataclass(slots=True)
@@ -61,29 +61,31 @@ class Terms:
     groups: bytes = b""
     """The KV cache groups that count, a byte each; all if empty."""
 
-    def overdue(self) -> Terms:
-        """Return the terms once it has waited for as long as it may."""
-        return replace(self, pending_s=0.0)
-
 
 USUAL = Terms()
 
 
-@dataclass(slots=True)
-class Asking:
-    """What a request knows of its look-ups (lookups, waits)."""
+@dataclass(eq=False, slots=True)
+class Pending:
+    """A look-up that is asked until its answer is of use (Lookups.advance)."""
+
+    ticket: Ticket | None = None
+    at: float = 0.0
+    """When the question in flight was sent, or could not be yet; 0 without one."""
+    pending_since: float = 0.0
+    """When the agent first answered that more may come; 0 if it did not."""
+    after: float = 0.0
+    """When it is to be asked again after that."""
+
+
+@dataclass(eq=False, slots=True)
+class Asking(Pending):
+    """What a request knows of its look-ups."""
 
     terms: Terms = USUAL
     most: int = NO_LIMIT
     """The most tokens that it loads: none after a load that failed."""
     promised: Promise | None = None
-    ticket: Ticket | None = None
-    pending_since: float = 0.0
-    """When the agent first answered that more may come; 0 if it did not."""
-    after: float = 0.0
-    """When it is to be asked again after that."""
-    at: float = 0.0
-    """When the look-up in flight was sent, or could not be yet; 0 without one."""
 
     def ends(self) -> None:
         """The look-up in flight is over."""
@@ -123,12 +125,6 @@ class Saving:
     saves; 0 if there were none.
     """
 
-    def restart(self) -> None:
-        """Consider all its blocks unsaved."""
-        self.cursor = [0] * len(self.cursor)
-        self.next_tokens = 0
-        self.again = []
-
 
 class Phase(enum.IntEnum):
     """What a request has of blocks."""
@@ -157,6 +153,8 @@ class Tracked:
     """The job that loads its blocks, else 0. Until the outcome is known, the request waits in vLLM,
     or computes if its step waits for the load.
     """
+    waits: bool = False
+    """Whether the step that admits it is to wait for its load."""
     loaded: tuple[int, int] = (0, 0)
     """The range of tokens that came from the agent and are not saved again."""
     stale: bool = False
@@ -176,16 +174,14 @@ class Tracked:
 
     def restart_saves(self) -> None:
         """Consider all its blocks unsaved: it has new blocks, or the agent lost the old ones."""
-        self.saving.restart()
+        self.saving.cursor = [0] * len(self.saving.cursor)
+        self.saving.next_tokens, self.saving.again = 0, []
         self.loaded = (0, 0)
 
 
 def arrived(request: Any, groups: int, next_tokens: int) -> Tracked:
     """Return the record of a request that has arrived."""
     return Tracked(request, Saving([0] * groups, next_tokens))
-
-
-_ALL = 1 << 62  # blocks
 
 
 class StaleRequests:
@@ -224,7 +220,7 @@ class StaleRequests:
         for tracked, firsts in self._next.items():
             seen = self._unmarked.pop(tracked, {})
             for group, first in enumerate(firsts):
-                table = self._blocks.table(tracked.request.request_id, group, first, _ALL)
+                table = self._blocks.table(tracked.request.request_id, group, first, NO_LIMIT)
                 # vLLM gives no hash to blocks that no hit needs (windows, states).
                 firsts[group] += next((i for i, block in enumerate(table) if _unhashed(block)), len(table))
                 seen |= {block.block_id: block for block in table}
@@ -288,10 +284,7 @@ class Blocks:
 
     def cached(self, hashes: Sequence[bytes], group: int) -> int:
         """Return how many of a prompt's first blocks are in the engine's own cache."""
-        for i, key in enumerate(hashes):
-            if self.pool.get_cached_block(key, [group]) is None:
-                return i
-        return len(hashes)
+        return next((i for i, key in enumerate(hashes) if not self.pool.get_cached_block(key, [group])), len(hashes))
 
     def pin(self, blocks: Sequence[Any], *, load: bool = False, awaited: bool = False) -> None:
         """Take a reference to each block."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm.counters import Counts, SaveCounts
+from kvagent.vllm.counters import Counts
 from kvagent.vllm.hooks import Guest, Joined, Reset
 from kvagent.vllm.internals import around
 from kvagent.vllm.link import LISTEN_STEPS
@@ -20,11 +19,10 @@ from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, SessionChange
 from kvagent.vllm.scheduler.loads import Loads, LookupWaits, Promises, sources
 from kvagent.vllm.scheduler.requests import Blocks, Phase, StaleRequests, Tracked, arrived
-from kvagent.vllm.scheduler.saves import Saves, SaveSchedule, collect_saves
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.link import Link
@@ -62,17 +60,15 @@ class SchedulerSide:
         self.take_events: Callable[[], Sequence[Any]] = tuple
         """Returns vLLM's KV events of what the agent's memory holds, since the last call."""
         self.blocks = Blocks(manager, options.pin_percent / 100)
-        counts = SaveCounts()
-        self.saves = Saves(joined.batch(geometry, self.blocks, counts), self.blocks, counts)
+        self.saves = joined.saves(geometry, self.blocks, self.counts)
         self.loads = Loads(self.agent, geometry, options, self.blocks, self.counts)
         named: list[Named] = [guest.named for guest in self.guests if type(guest).named is not Guest.named]
-        self.saves.batch.named = self.loads.named = named
+        self.saves.named = self.loads.named = named
         self._world = world
         self._outcomes: dict[int, Outcome] = {}  # of jobs that not all workers have reported
         self._may_save = saves
         self._answered = joined.answered
-        self._promises = Promises(self.agent, geometry, options, self.counts, self.waits, self.waiting_loads.ready)
-        self._schedule = SaveSchedule()
+        self._promises = Promises(self.agent, geometry, options, self.counts, self.waits, joined.waits.may)
         self._stale = StaleRequests(self.blocks, len(geometry.groups))
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
@@ -80,8 +76,8 @@ class SchedulerSide:
         self._stopped = False  # the agent does not respond
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
         self._moved_at = -1  # the step after which the generation last changed
-        done, begins = self._guarded(self._after_reset), self._guarded(self._before_reset)
-        around(self.blocks.pool, "reset_prefix_cache", lambda succeeded: succeeded and done(), begins)
+        after, before = self._guarded(self._after_reset), self._guarded(self._before_reset)
+        around(self.blocks.pool, "reset_prefix_cache", after, before)
         for guest in self.guests:
             guest.begin(self, manager)
 
@@ -106,10 +102,12 @@ class SchedulerSide:
                 self._promises.give_up(tracked)
             return 0, False
         tokens = self._promises.promise(tracked, own, time.monotonic())
-        waits = tokens is not None and self.waiting_loads.takes(tracked, tokens)
-        if waits and tokens and own + tokens == request.num_tokens:
+        promised = tracked.asking.promised
+        ready = bool(tokens) and promised is not None and promised.ready
+        tracked.waits = ready and self.waiting_loads.may(tracked, tokens or 0)
+        if tracked.waits and tokens and own + tokens == request.num_tokens:
             tokens -= self.geometry.align  # vLLM computes the last token again only after loads that it waits for
-        return tokens, bool(tokens) and not waits
+        return tokens, bool(tokens) and not tracked.waits
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """Handle a request's admission, with ``external`` tokens to load or none."""
@@ -120,10 +118,10 @@ class SchedulerSide:
         self.waiting_loads.lost(tracked)
         if external > 0:
             self._stale.admit(tracked, blocks.blocks)
-            job, waits = next(self._jobs), self.waiting_loads.taken(tracked)
-            if waits:
+            job = next(self._jobs)
+            if tracked.waits:
                 self.waiting_loads.start(job, tracked, external)
-            self.loads.plan(job, tracked, blocks.blocks, external, waits=waits)
+            self.loads.plan(job, tracked, blocks.blocks, external, waits=tracked.waits)
             from_peer = tracked.asking.terms.peer not in ("", self.agent.peer)
             self.hit = request.request_id, sources(tracked.asking.promised, external, from_peer=from_peer)
             self._promises.take(tracked)  # its lease is the load's now
@@ -139,7 +137,7 @@ class SchedulerSide:
             self._settle_reset()  # it precedes this step
         self._steps += 1
         scheduled, preempted = output.num_scheduled_tokens, output.preempted_req_ids or ()
-        total, agent = output.total_num_scheduled_tokens, self.agent
+        agent = self.agent
         waiting = self.waiting() or agent.awaited()
         woken = not scheduled and self.take_events is not tuple
         if waiting or woken or agent.session is None or self._steps % LISTEN_STEPS == 0:
@@ -164,7 +162,7 @@ class SchedulerSide:
         self.saves.begin(now)
         for guest in self.guests:
             guest.planned(plan, output, now)
-        self._plan_saves(plan, scheduled, total, preempted=bool(preempted))
+        self._plan_saves(plan, output)
         if agent.lookups is not None:
             probed, late = agent.lookups.begin_step(idle=not scheduled)
             self.counts.lookups_late += late
@@ -179,7 +177,7 @@ class SchedulerSide:
             self._poll_agent(listen=False)  # while look-ups and leases can still be given back
         now = time.monotonic()
         if report.outcomes:
-            self.agent.reported(now)
+            self.agent.heard(now)
         for job in report.late:
             self.loads.late(job)
         for job, outcome in report.outcomes.items():
@@ -211,7 +209,7 @@ class SchedulerSide:
         tracked = self.requests.pop(request.request_id, None)
         if tracked is None:
             return
-        self._schedule.remove(tracked)
+        self.saves.schedule.remove(tracked)
         self._promises.forget(tracked)
         complete = self.waiting_loads.over(tracked, normally=normally)  # this may hash its blocks
         self._stale.mark_blocks()
@@ -219,11 +217,10 @@ class SchedulerSide:
         if tracked.load and not complete:
             self.loads.cancel(tracked)
         elif normally and self._saving(tracked):
-            # The last token was not computed, and async scheduling may have an extra step in
-            # flight.
+            # The last token was not computed, and with async scheduling a step may be in flight.
             tokens = min(request.num_computed_tokens, tracked.saving.most, request.num_tokens - 1)
             if tokens >= tracked.saving.next_tokens or tracked.saving.again:
-                self.saves.batch.end(tracked, tokens, ready=self.saves.ready())
+                self.saves.end(tracked, tokens)
         for guest in self.guests:
             guest.ended(tracked)
 
@@ -269,23 +266,20 @@ class SchedulerSide:
 
     def new_weights(self) -> None:
         """Stop saving what was computed so far, and drop all promises."""
-        for tracked in self.requests.values():
-            self._promises.forget(tracked)
-            tracked.stale = tracked.stale or tracked.phase != Phase.NONE
         self.blocks.new_weights()
         self._stale.clear()
         for tracked in self.requests.values():
-            if tracked.stale:
+            self._promises.forget(tracked)
+            if tracked.stale or tracked.phase != Phase.NONE:
                 self._stale.add(tracked)
         self._stale.mark_blocks()  # those without a hash are seen
-        self.saves.drop()  # else it would be sent under the new epoch
-        self.saves.clear_left()
+        self.saves.new_weights()
         self._tell(Reset.WEIGHTS)
 
     def bar(self, tracked: Tracked, reason: str) -> None:
         """Neither save nor load a request, for one more reason."""
         self._promises.forget(tracked)
-        self._schedule.remove(tracked)
+        self.saves.schedule.remove(tracked)
         tracked.barred.add(reason)
 
     def unbar(self, tracked: Tracked, reason: str) -> None:
@@ -301,10 +295,6 @@ class SchedulerSide:
         """Return whether steps are needed without requests: a report or a lease is outstanding."""
         busy = self.waiting() or self.agent.awaits_leases()
         return busy or any(guest.busy() for guest in self.guests)
-
-    def counted(self) -> dict[str, int]:
-        """Return all counters by name."""
-        return asdict(self.counts) | {f"saves_{name}": value for name, value in asdict(self.saves.counts).items()}
 
     def exclude(self, request_id: str, *, over: bool) -> Tracked | None:
         """Neither save nor load a request any more, after an error in a call about it; forget it
@@ -340,7 +330,6 @@ class SchedulerSide:
 
     def _react(self, change: SessionChange) -> None:
         if change.ended:
-            self._schedule.clear()
             for tracked in self.requests.values():
                 self._promises.lose(tracked)
             self._tell(Reset.ENDED)
@@ -353,8 +342,7 @@ class SchedulerSide:
         """Offer all blocks again, since a new agent may have none."""
         if self.agent.session is None:
             return
-        self.saves.batch.job_blocks = self.loads.job_blocks = self.agent.job_blocks
-        self._schedule.clear()
+        self.saves.job_blocks = self.loads.job_blocks = self.agent.job_blocks
         for tracked in self.requests.values():
             tracked.restart_saves()
             self._consider(tracked)
@@ -409,44 +397,37 @@ class SchedulerSide:
         """Save the blocks of a request from now on, if it may be saved."""
         if self._may_save:
             tracked.phase = Phase.RUNNING
-            self.saves.batch.begin(tracked)
+            self.saves.admit(tracked)
             self._consider(tracked)
 
     def _consider(self, tracked: Tracked) -> None:
         if tracked.phase == Phase.RUNNING and not tracked.barred:
-            self._schedule.add(tracked)
+            self.saves.schedule.add(tracked)
 
     def _lost_blocks(self, tracked: Tracked) -> None:
         tracked.restart_saves()
         tracked.phase, tracked.stale = Phase.NONE, False
-        self._schedule.remove(tracked)
+        self.saves.schedule.remove(tracked)
         self._stale.remove(tracked)
 
-    def _plan_saves(self, plan: StepPlan, scheduled: Mapping[str, int], total: int, *, preempted: bool) -> None:
+    def _plan_saves(self, plan: StepPlan, output: Any) -> None:
         """Plan the saves of a step. In most steps only the step is counted."""
         saves, session = self.saves, self.agent.session
         if session is not None and self._may_save:
-            self._schedule.step(scheduled, self.requests, total)
-        due = saves.batch.due() and session is not None
-        if saves.busy() or due or self._schedule.ready():
-            short = preempted or self._stopped or saves.blocks.scarce()
-            if short:
-                plan.revokes += saves.revoke(in_use=self._stopped or saves.blocks.withheld())
-            if session is None:
-                saves.drop()
-            elif self._takes and saves.ready():
-                full = short or saves.batch.room() <= 0
-                collect_saves(
-                    self._schedule, saves.batch, scheduled, following=self.geometry.following, short=full
-                )  # fmt: skip
-                if due and not full:
-                    saves.batch.collect()
-            if session is not None:
-                agent = self.agent
-                plan.saves = saves.finish(
-                    self._jobs.__next__, session.boot, session.epoch, agent.space, agent.targets()
-                )  # fmt: skip
-            plan.revokes += saves.revoke_overdue()
+            saves.schedule.step(output.num_scheduled_tokens, self.requests, output.total_num_scheduled_tokens)
+        due = saves.due() and session is not None
+        if not (saves.busy() or due or saves.schedule.ready()):
+            return
+        short = bool(output.preempted_req_ids) or self._stopped or self.blocks.scarce()
+        if short:
+            plan.revokes += saves.revoke(in_use=self._stopped or self.blocks.withheld())
+        if self._takes and saves.ready():
+            full = short or saves.room() <= 0
+            saves.look(output.num_scheduled_tokens, short=full)
+            if due and not full:
+                saves.collect()
+        plan.saves = saves.finish(self._jobs.__next__, self.agent)
+        plan.revokes += saves.revoke_overdue()
 
     def short(self) -> bool:
         """Return whether nothing is to be pinned now, because memory is short or no agent takes
@@ -462,12 +443,12 @@ class SchedulerSide:
             self._was_reset = False
             self.before_weights_call("reset_prefix_cache")
 
-    def _guarded(self, hook: Callable[[], None]) -> Callable[[], None]:
+    def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
         """Return a hook of vLLM's block pool whose errors go where those of vLLM's calls go."""
 
-        def call() -> None:
+        def call(*result: Any) -> None:
             try:
-                hook()
+                hook(*result)
             except Exception as error:
                 if self.failed is None:
                     raise
@@ -484,10 +465,11 @@ class SchedulerSide:
         self._revokes += self.saves.revoke_at_once()
         self._tell(Reset.BEGINS)
 
-    def _after_reset(self) -> None:
+    def _after_reset(self, succeeded: bool) -> None:
         """Handle that vLLM has reset its prefix cache: its events say that all blocks are gone."""
-        self.saves.batch.clear()
-        self._tell(Reset.CACHE)
+        if succeeded:
+            self.saves.clear()
+            self._tell(Reset.CACHE)
 
 
 def _decoding(output: Any) -> int:

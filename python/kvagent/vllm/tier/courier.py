@@ -74,9 +74,9 @@ class Port(AgentSession, Generic[Memory]):
         ``awaited``: something is expected of the agent.
         """
         change = self.poll()
-        done, self.done = self.done, []
+        done = self.take(m.Done)
         if change.began or done:
-            self.liveness.heard(now)
+            self.heard(now)
         self.silent = (awaited or self.silent) and self.stopped(now)
         return change, done
 

@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from kvagent.errors import Busy, Malformed, TimedOut
-from kvagent.lookup import LookupStatus
+from kvagent.errors import Malformed, TimedOut
 from kvagent.vllm.guests.nodes.parts import NODES, Answered, Facts, News
 from kvagent.vllm.hooks import WorkerGuest
 from kvagent.vllm.scheduler.agent_session import AgentSession
+from kvagent.vllm.scheduler.loads import HITS
+from kvagent.vllm.scheduler.requests import Pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvagent.lookup import Answer, Ticket
+    from kvagent.lookup import Ticket
     from kvagent.vllm.guests.nodes.parts import Orders, Question
     from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import StepPlan
     from kvagent.vllm.scheduler.loads import Lookups
 
-_HITS = (LookupStatus.HIT, LookupStatus.READY, LookupStatus.PENDING)
-
 
 @dataclass(eq=False, slots=True)
-class _Open:
-    question: Question
-    since: float = field(default_factory=time.monotonic)
-    ticket: Ticket | None = None
+class _Open(Pending):
+    question: Question = field(kw_only=True)
 
 
 class Delegate(WorkerGuest):
@@ -117,7 +115,7 @@ class Delegate(WorkerGuest):
             self._agent.release(self._leases.pop(number))
         for number in self._open.keys() - {*orders.open}:
             self._abandon(self._open.pop(number))
-        self._open |= {question.number: _Open(question) for question in orders.questions}
+        self._open |= {question.number: _Open(question=question) for question in orders.questions}
 
     def _lose(self) -> None:
         self._answers += [_lost(one) for one in self._open.values()]
@@ -126,51 +124,40 @@ class Delegate(WorkerGuest):
 
     def _settle(self, lookups: Lookups | None, one: _Open, now: float) -> bool:
         """Ask a question, or read its answer. Return whether it is answered."""
+        question, answer = one.question, None
         try:
-            answer = None if lookups is None else self._ask(lookups, one)
+            if lookups is not None:
+                answer = lookups.advance(one, now, self._tiers_s, partial(_ask, lookups, question))
         except (TimedOut, Malformed):
-            self._answers.append(_lost(one))
-            return True
-        waited = now - one.since
+            lookups = None
+        in_time = not self._stopped and (not one.at or now - one.at < self._age_s)
+        if answer is None and lookups is not None and in_time:
+            return False
         if answer is None:
-            if lookups is not None and waited < self._age_s and not self._stopped:
-                return False
             self._abandon(one)
             self._answers.append(_lost(one))
             return True
-        if answer.status == LookupStatus.PENDING and waited < self._tiers_s:
-            if answer.lease:
-                self._agent.release(answer.lease)
-            return False  # the next step asks again
-        hit = answer.status in _HITS and answer.lease
         if answer.lease:
-            self._leases[one.question.number] = answer.lease
-        self._answers.append(Answered(one.question.number, answer.tokens if hit else 0, answer.lease))
+            self._leases[question.number] = answer.lease
+        hit = answer.status in HITS and answer.lease
+        self._answers.append(Answered(question.number, answer.tokens if hit else 0, answer.lease))
         return True
 
     def _abandon(self, one: _Open) -> None:
         if self._agent.lookups is not None and one.ticket is not None:
             self._agent.lookups.abandon(one.ticket)
 
-    @staticmethod
-    def _ask(lookups: Lookups, one: _Open) -> Answer | None:
-        if one.ticket is None:
-            question, size = one.question, one.question.hash_len
-            hashes = [question.hashes[i : i + size] for i in range(0, len(question.hashes), size)]
-            try:
-                one.ticket = lookups.ask(question.tokens, question.own, hashes)
-            except Busy:
-                return None
-        answer = lookups.answer(one.ticket, first=False)
-        if answer is not None:
-            one.ticket = None
-        return answer
-
     def _facts(self) -> Facts | None:
         session = self._agent.session
         if session is None:
             return None
         return Facts(session.boot, session.number, session.epoch, self._agent.space, self._agent.job_blocks)
+
+
+def _ask(lookups: Lookups, question: Question) -> Ticket:
+    size, joined = question.hash_len, question.hashes
+    hashes = [joined[i : i + size] for i in range(0, len(joined), size)]
+    return lookups.ask(question.tokens, question.own, hashes)
 
 
 def _lost(one: _Open) -> Answered:

@@ -15,16 +15,17 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from kvagent.errors import Busy, Malformed, TimedOut
+from kvagent.errors import Busy, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus, Ticket, Want
 from kvagent.ownform import encode_request
 from kvagent.vllm.guests.nodes.parts import NODES, NOWHERE, Orders, Question, Target
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
-from kvagent.vllm.scheduler.loads import Lookups
-from kvagent.vllm.scheduler.requests import USUAL
+from kvagent.vllm.scheduler.loads import HITS, Lookups
+from kvagent.vllm.scheduler.requests import USUAL, Pending
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from kvagent.session import Session
     from kvagent.vllm.guests.nodes.parts import Answered, Facts, News
     from kvagent.vllm.link import Link
-    from kvagent.vllm.options import Options
+    from kvagent.vllm.options import Constants
     from kvagent.vllm.plan import Report, StepPlan
     from kvagent.vllm.scheduler.requests import Terms
 
@@ -48,18 +49,14 @@ class JointTicket(Ticket):
     asked: Sequence[bytes]
     answers: dict[int, Answered] = field(default_factory=dict)
     """By part, those of the other agents."""
-    here: Ticket | None = None
+    here: Pending = field(default_factory=Pending)
     """The question to the own agent, once the others have answered."""
-    first: bool = True
-    """Whether the own agent's answer was not polled yet."""
-    pending_since: float = 0.0
-    """When the own agent first answered that more may come; 0 if it did not."""
 
 
 class JointLookups(Lookups):
     """The look-ups of a joint session."""
 
-    def __init__(self, session: Session, options: Options, joint: JointSession) -> None:
+    def __init__(self, session: Session, options: Constants, joint: JointSession) -> None:
         super().__init__(session, options.lookup_wait_ms / 1e3, options.lookup_age_ms / 1e3)
         self._joint = joint
         self._tiers_s = options.tier_wait_ms / 1e3
@@ -84,64 +81,38 @@ class JointLookups(Lookups):
         self._joint.ask(ticket, request.hashes)
         return ticket
 
-    def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:  # noqa: ARG002
+    def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
         """Return the answer, or None without one; raise TimedOut if there will be none."""
-        assert isinstance(ticket, JointTicket)
+        if not isinstance(ticket, JointTicket):
+            return super().answer(ticket, first=first)
         if len(ticket.answers) < len(self._joint.others):
             return None
         answers = ticket.answers.values()
         if any(one.lost for one in answers):
             raise TimedOut("an agent of another node did not answer")
         least = min(one.tokens for one in answers)
-        if least <= ticket.own:
-            return self._miss(ticket)
-        answer = self._here(ticket, least)
-        if answer is None:
-            return None
-        tokens = min(answer.tokens, least)
-        hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING) and answer.lease and tokens > ticket.own
-        if not hit:
+        if least > ticket.own:
+            ask = partial(super().ask, min(ticket.tokens, least + 1), ticket.own, ticket.asked)
+            answer = self.advance(ticket.here, time.monotonic(), self._tiers_s, ask)
+            if answer is None:
+                return None
+            tokens = min(answer.tokens, least)
+            if answer.status in HITS and answer.lease and tokens > ticket.own:
+                self._joint.hold(answer.lease, ticket.number)
+                return replace(answer, status=LookupStatus.HIT, tokens=tokens)
             if answer.lease:
                 self._joint.release(answer.lease)
-            return self._miss(ticket)
-        self._joint.hold(answer.lease, ticket.number)
-        return Answer(
-            answer.version, LookupStatus.HIT, tokens, answer.lease, answer.boot, answer.disk, answer.shared
-        )  # where they are on this node
+        self.abandon(ticket)
+        return Answer(self._session.version, LookupStatus.HIT, 0, 0, self.boot)
 
     def abandon(self, ticket: Ticket) -> None:
         """Abandon a look-up; leases in its answers are released."""
-        assert isinstance(ticket, JointTicket)
-        self._joint.drop(ticket.number)
-        if ticket.here is not None:
-            super().abandon(ticket.here)
-
-    def _here(self, ticket: JointTicket, least: int) -> Answer | None:
-        """Return the own agent's answer. While it says that more may come, it is asked again."""
-        try:
-            if ticket.here is None:
-                ticket.here = super().ask(min(ticket.tokens, least + 1), ticket.own, ticket.asked)
-        except Busy:
-            return None
-        except Malformed as error:
-            raise TimedOut(str(error)) from error
-        first, ticket.first = ticket.first, False
-        answer = super().answer(ticket.here, first=first)
-        if answer is None:
-            return None
-        ticket.here = None
-        if answer.status == LookupStatus.PENDING:
-            now = time.monotonic()
-            ticket.pending_since = ticket.pending_since or now
-            if now - ticket.pending_since < self._tiers_s:
-                if answer.lease:
-                    self._joint.release(answer.lease)
-                return None
-        return answer
-
-    def _miss(self, ticket: JointTicket) -> Answer:
-        self.abandon(ticket)
-        return Answer(self._session.version, LookupStatus.HIT, 0, 0, self.boot)
+        if isinstance(ticket, JointTicket):
+            self._joint.drop(ticket.number)
+            if ticket.here.ticket is not None:
+                super().abandon(ticket.here.ticket)
+        else:
+            super().abandon(ticket)
 
 
 PLAN_BYTES = 4 << 20  # of hashes in one plan, which every rank gets: further questions go with the next one
@@ -150,7 +121,7 @@ PLAN_BYTES = 4 << 20  # of hashes in one plan, which every rank gets: further qu
 class JointSession(AgentSession):
     """The joint session. The base class is the session with the scheduler's own agent."""
 
-    def __init__(self, link: Link, options: Options, parts: int) -> None:
+    def __init__(self, link: Link, options: Constants, parts: int) -> None:
         """``parts``: the nodes that the engine is on."""
         super().__init__(link, options)
         self.others = range(1, parts)
@@ -227,7 +198,7 @@ class JointSession(AgentSession):
                 (parts.add if state else parts.discard)(one.part)
         return bool(news)
 
-    def reported(self, now: float) -> None:
+    def heard(self, now: float) -> None:
         """Conclude nothing: the jobs may have been other agents'."""
 
     def awaited(self) -> bool:
