@@ -12,7 +12,7 @@ import pytest
 
 from kvagent.doctor.findings import engines as engine_findings
 from kvagent.doctor.findings import sharing
-from kvagent.vllm.boundary import MAX_REASON, Notice, RetiredScheduler, notice
+from kvagent.vllm.boundary import MAX_REASON, RetiredScheduler, notice
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError, parse
 from kvagent.vllm.plan import Report, StepPlan
@@ -45,7 +45,7 @@ def listed(agent: AgentProcess) -> dict[str, Any]:
 
 
 def test_the_agent_lists_an_uncached_engine_with_the_reason_until_it_ends(agent: AgentProcess) -> None:
-    told = Notice(str(agent.folder), notice("lonely", IDENTITY, REASON))
+    told = notice(str(agent.folder), "lonely", IDENTITY, REASON)
     try:
         engine = eventually(lambda: listed(agent).get("lonely"), "the engine in the agent's list")
         assert engine["identity"]["uncached"] == REASON
@@ -60,7 +60,7 @@ def test_the_agent_lists_an_uncached_engine_with_the_reason_until_it_ends(agent:
 
 
 def test_an_agent_that_starts_later_or_again_is_told_too(agent: AgentProcess) -> None:
-    told = Notice(str(agent.folder), notice("lonely", IDENTITY, REASON))
+    told = notice(str(agent.folder), "lonely", IDENTITY, REASON)
 
     def step() -> bool:
         told.poll()
@@ -75,8 +75,10 @@ def test_an_agent_that_starts_later_or_again_is_told_too(agent: AgentProcess) ->
         told.close()
 
 
-def test_a_long_reason_is_cut_and_has_one_line() -> None:
-    told = dict(notice("e" * 200, IDENTITY, "a\nb " * MAX_REASON).identity)["uncached"]
+def test_a_long_reason_is_cut_and_has_one_line(agent: AgentProcess) -> None:
+    session = notice(str(agent.folder), "e" * 200, IDENTITY, "a\nb " * MAX_REASON)
+    told = eventually(lambda: listed(agent).get("e" * 128), "the engine")["identity"]["uncached"]
+    session.close()
     assert len(told) == MAX_REASON
     assert told.startswith("a b a b")
 

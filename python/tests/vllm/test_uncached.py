@@ -289,10 +289,10 @@ def test_a_scheduler_that_alone_finds_the_reason_stops_its_workers(
 ) -> None:
     begin = KVAgentConnector._begin
 
-    def only_the_scheduler(self: Any, config: Any, role: KVConnectorRole, kv: Any) -> None:
-        if role == KVConnectorRole.SCHEDULER:
+    def only_the_scheduler(self: Any, config: Any, kv: Any, *, scheduler: bool) -> None:
+        if scheduler:
             raise Unsupported("a reason")
-        begin(self, config, role, kv)
+        begin(self, config, kv, scheduler=scheduler)
 
     monkeypatch.setattr(KVAgentConnector, "_begin", only_the_scheduler)
     world = worlds(ranks=2)

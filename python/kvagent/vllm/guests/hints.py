@@ -43,93 +43,72 @@ if TYPE_CHECKING:
 NAMES = {f"kv.{action.name.lower()}": action for action in Action}
 VERSIONS = "1."  # of actions
 MAX_SECONDS = MAX_HINT_MS // 1000
+MAX_SHOWN = 80  # characters
+PREFIX = "kvagent"
+SWITCHES = ("save", "load", "max_load_tokens", "session", "hints")
+MAX_TOKENS = 1 << 30
+MAX_LOGGED = 64  # reasons that are logged as warnings; clients could send new ones without end
+MAX_TOKENIZER_BYTES = 16 << 20
+MAX_ENDED = 1024  # ended requests that wait for their saves; the oldest is forgotten for one more
+
 _TIMES = {Action.RETAIN, Action.PIN, Action.DEMOTE, Action.DROP}
+_NOW = {Action.PREFETCH, Action.FETCH}
+_LOWER = {Action.DEMOTE, Action.DROP}
+_FINISHED = {
+    "FINISHED_STOPPED": Finish.STOP, "FINISHED_LENGTH_CAPPED": Finish.LENGTH, "FINISHED_ABORTED": Finish.ABORT,
+}  # fmt: skip
+_NAMES = {action: name for name, action in NAMES.items()}
+
+log = logging.getLogger("vllm.kvagent")
 
 
-class BadHint(ValueError):
-    """A hint that does not exist, or has a value that is not allowed."""
+class Bad(ValueError):
+    """A switch or a hint that does not exist, or has a value that is not allowed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """An action that is not carried out: its ID and name as the client gave them, and why."""
-
-    id: str
-    action: str
-    reason: str
-
-
-def actions(given: Any) -> list[HintAction | Rejected]:
-    """Return the actions of an envelope, or of a list of plain ones. Raise BadHint for what is
-    neither.
-    """
-    every = given.get("actions") if isinstance(given, Mapping) else getattr(given, "actions", given)
-    if isinstance(every, (str, bytes)) or not isinstance(every, Sequence):
-        raise BadHint(f"{shown(given)}, allowed is a list of actions, or a mapping that has one")
-    found: list[HintAction | Rejected] = []
-    for one in every[: MAX_HINT_ACTIONS + 1]:
-        identifier = kind = ""
-        try:
-            name, what, version, payload = _parts(one)
-            kind = what if isinstance(what, str) and what in NAMES else shown(what)
-            identifier = _identifier(name)
-            if len(found) == MAX_HINT_ACTIONS:
-                raise BadHint(f"{len(every)} actions, allowed are {MAX_HINT_ACTIONS}")
-            found.append(_action(identifier, what, version, payload))
-        except BadHint as reason:
-            found.append(Rejected(identifier, kind, str(reason)))
-    return found
-
-
-def source(params: Mapping[str, Any]) -> HintAction | None:
-    """Return the fetch that llm-d's ``remote_kv_source`` means, if it is there."""
-    given = params.get("remote_kv_source")
-    if not isinstance(given, Mapping):
-        return None
-    host, port = given.get("remote_host"), given.get("remote_port")
-    if isinstance(port, str) and port.isdecimal():
-        port = int(port)
-    if not isinstance(host, str) or not host or not isinstance(port, int) or not 0 < port < 1 << 16:
-        return None
-    peer = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-    if not peer.isascii() or len(peer) > MAX_PEER_ADDRESS:
-        return None
-    return HintAction("remote_kv_source", Action.FETCH, peer=peer)
+def shown(value: Any) -> str:
+    """Return a client's value as messages show it."""
+    text = ascii(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _parts(one: Any) -> tuple[Any, Any, Any, Any]:
-    """Return an action's ID, type, version and payload."""
+    """Return an action's ID, type, version and payload, of an envelope or plain."""
     if isinstance(one, Mapping):
         if "action_type" in one:
             return one.get("action_id"), one["action_type"], one.get("action_version"), one.get("payload")
         return one.get("id"), one.get("action"), None, one
     if hasattr(one, "action_type"):
         return one.action_id, one.action_type, one.action_version, one.payload
-    raise BadHint(f"{shown(one)}, allowed is a mapping")
+    raise Bad(f"{shown(one)}, allowed is a mapping")
 
 
 def _identifier(given: Any) -> str:
     if given is None:
         return ""
     if not isinstance(given, str) or len(given.encode(errors="replace")) > MAX_HINT_ID:
-        raise BadHint(f"id: {shown(given)}, allowed is a string of at most {MAX_HINT_ID} bytes")
+        raise Bad(f"id: {shown(given)}, allowed is a string of at most {MAX_HINT_ID} bytes")
     return given.encode(errors="replace").decode()  # it comes back in an answer, as JSON
 
 
 def _action(identifier: str, kind: Any, version: Any, payload: Any) -> HintAction:
     action = NAMES.get(kind) if isinstance(kind, str) else None
     if action is None:
-        raise BadHint(f"{shown(kind)}: no such action; there are {', '.join(NAMES)}")
+        raise Bad(f"{shown(kind)}: no such action; there are {', '.join(NAMES)}")
     if version is not None and not str(version).startswith(VERSIONS):
-        raise BadHint(f"{kind}: version {shown(version)}, allowed is {VERSIONS}x")
+        raise Bad(f"{kind}: version {shown(version)}, allowed is {VERSIONS}x")
     if not isinstance(payload, Mapping):
-        raise BadHint(f"{kind}: payload: {shown(payload)}, allowed is a mapping")
-    priority = payload.get("priority", MAX_PRIORITY // 2)
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
-        raise BadHint(f"{kind}: priority: {shown(priority)}, allowed is an integer 0 to {MAX_PRIORITY}")
+        raise Bad(f"{kind}: payload: {shown(payload)}, allowed is a mapping")
+    priority = _integer(f"{kind}: priority: ", payload.get("priority", MAX_PRIORITY // 2), MAX_PRIORITY)
     peer = _peer(payload) if action == Action.FETCH else ""
     ms = _milliseconds(str(kind), payload) if action in _TIMES else 0
     return HintAction(identifier, action, priority, ms, peer)
+
+
+def _integer(name: str, value: Any, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise Bad(f"{name}{shown(value)}, allowed is an integer 0 to {most}")
+    return value
 
 
 def _milliseconds(kind: str, payload: Mapping[str, Any]) -> int:
@@ -139,10 +118,10 @@ def _milliseconds(kind: str, payload: Mapping[str, Any]) -> int:
     name = "seconds" if "seconds" in payload else "lease_until"
     given = payload.get(name, 0)
     if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise BadHint(f"{kind}: {name}: {shown(given)}, allowed is a number")
+        raise Bad(f"{kind}: {name}: {shown(given)}, allowed is a number")
     seconds = given - time.time() if name == "lease_until" and given else given
     if not 0 <= seconds <= MAX_SECONDS:
-        raise BadHint(f"{kind}: {name}: {shown(given)}, allowed are 0 to {MAX_SECONDS} seconds")
+        raise Bad(f"{kind}: {name}: {shown(given)}, allowed are 0 to {MAX_SECONDS} seconds")
     return max(1, round(seconds * 1e3)) if given else 0
 
 
@@ -152,28 +131,21 @@ def _peer(payload: Mapping[str, Any]) -> str:
     peer = given.removeprefix("tcp://") if isinstance(given, str) else ""
     host, _, port = peer.rpartition(":")
     if not host or not port.isdecimal() or not peer.isascii() or len(peer) > MAX_PEER_ADDRESS:
-        raise BadHint(f"kv.fetch: from: {shown(given)}, allowed is host:port of an agent")
+        raise Bad(f"kv.fetch: from: {shown(given)}, allowed is host:port of an agent")
     return peer
 
 
-def shown(value: Any) -> str:
-    """Return a client's value as messages show it."""
-    text = ascii(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-MAX_SHOWN = 80  # characters
-
-
-PREFIX = "kvagent"
-MAX_TOKENS = 1 << 30
-MAX_LOGGED = 64  # reasons that are logged as warnings; clients could send new ones without end
-
-log = logging.getLogger("vllm.kvagent")
-
-
-class BadSwitch(ValueError):
-    """A switch that does not exist, or a value that is not allowed."""
+def _source(params: Mapping[str, Any]) -> HintAction | None:
+    """Return the fetch that llm-d's ``remote_kv_source`` means, if it is there."""
+    given = params.get("remote_kv_source")
+    host, port = (given.get("remote_host"), given.get("remote_port")) if isinstance(given, Mapping) else ("", 0)
+    if isinstance(port, str) and port.isdecimal():
+        port = int(port)
+    if not isinstance(host, str) or not host or not isinstance(port, int) or not 0 < port < 1 << 16:
+        return None
+    peer = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+    good = peer.isascii() and len(peer) <= MAX_PEER_ADDRESS
+    return HintAction("remote_kv_source", Action.FETCH, peer=peer) if good else None
 
 
 class Switches(Guest):
@@ -192,40 +164,38 @@ class Switches(Guest):
         request = tracked.request
         params = getattr(request, "kv_transfer_params", None)
         if isinstance(params, dict):
-            self._apply(tracked, params)
+            for name, value in _given(params):
+                try:
+                    self._apply(tracked, name, value, params)
+                except Bad as reason:
+                    self._ignore(f"kv_transfer_params: {PREFIX}.{name if name in SWITCHES else shown(name)}: {reason}")
         elif params is not None:
             self._ignore(f"kv_transfer_params: {shown(params)}, allowed is a mapping")
             request.kv_transfer_params = None
 
-    def _apply(self, tracked: Tracked, params: Mapping[str, Any]) -> None:
-        delivers = self._transfers and params.get("do_remote_decode") is True
-        receives = self._transfers and params.get("do_remote_prefill") is True
-        counts = self.side.counts
-        for name, value in _given(params):
-            try:
-                if name == "save" and not _boolean(name, value):
-                    _check(not delivers, name, "a prompt for a decode engine is saved")
-                    tracked.saving.most = 0
-                    counts.requests_unsaved += 1
-                elif name == "load" and not _boolean(name, value):
-                    _check(not receives, name, "a prompt of a prefill engine is loaded")
-                    tracked.asking.most = 0
-                    counts.requests_unloaded += 1
-                elif name == "max_load_tokens":
-                    most = _tokens(name, value)
-                    _check(not receives, name, "a prompt of a prefill engine is loaded")
-                    tracked.asking.most = min(tracked.asking.most, most)
-                    counts.requests_limited += 1
-                elif name == "session":
-                    self._hints.name(tracked, value)
-                elif name == "hints":
-                    self._hints.add(tracked, value)
-                elif name not in SWITCHES:
-                    raise BadSwitch(f"{shown(name)}: no such switch; there are {', '.join(SWITCHES)}")
-            except BadSwitch as reason:
-                self._ignore(f"kv_transfer_params: {PREFIX}.{reason}")
-            except BadHint as reason:
-                self._ignore(f"kv_transfer_params: {PREFIX}.{name}: {reason}")
+    def _apply(self, tracked: Tracked, name: str, value: Any, params: Mapping[str, Any]) -> None:
+        counts, receives = self.side.counts, self._transfers and params.get("do_remote_prefill") is True
+        if name == "session":
+            self._hints.name(tracked, value)
+        elif name == "hints":
+            self._hints.add(tracked, value)
+        elif name == "max_load_tokens":
+            most = _integer("", value, MAX_TOKENS)
+            _check(not receives, "a prompt of a prefill engine is loaded")
+            tracked.asking.most = min(tracked.asking.most, most)
+            counts.requests_limited += 1
+        else:
+            _check(name in SWITCHES, f"no such switch; there are {', '.join(SWITCHES)}")
+            _check(isinstance(value, bool), f"{shown(value)}, allowed is true or false")
+            if name == "save" and not value:
+                delivers = self._transfers and params.get("do_remote_decode") is True
+                _check(not delivers, "a prompt for a decode engine is saved")
+                tracked.saving.most = 0
+                counts.requests_unsaved += 1
+            elif name == "load" and not value:
+                _check(not receives, "a prompt of a prefill engine is loaded")
+                tracked.asking.most = 0
+                counts.requests_unloaded += 1
 
     def _ignore(self, reason: str) -> None:
         self.side.counts.switches_ignored += 1
@@ -234,49 +204,21 @@ class Switches(Guest):
             log.warning("%s; it is ignored", reason)
 
 
-SWITCHES = ("save", "load", "max_load_tokens", "session", "hints")
-
-
 def _given(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the switches; of two with one name, that with the full name."""
-    nested = params.get(PREFIX)
-    if nested is not None:
-        if isinstance(nested, Mapping):
-            for name, value in nested.items():
-                if f"{PREFIX}.{name}" not in params:
-                    yield str(name), value
-        else:
-            yield "", nested
+    nested = params.get(PREFIX, {})
+    if isinstance(nested, Mapping):
+        yield from ((str(name), value) for name, value in nested.items() if f"{PREFIX}.{name}" not in params)
+    elif nested is not None:
+        yield "", nested
     for name, value in params.items():
         if isinstance(name, str) and name.startswith(f"{PREFIX}."):
             yield name.removeprefix(f"{PREFIX}."), value
 
 
-def _boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise BadSwitch(f"{name}: {shown(value)}, allowed is true or false")
-    return value
-
-
-def _tokens(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
-        raise BadSwitch(f"{name}: {shown(value)}, allowed is an integer 0 to {MAX_TOKENS}")
-    return value
-
-
-def _check(allowed: bool, name: str, why: str) -> None:
+def _check(allowed: bool, why: str) -> None:
     if not allowed:
-        raise BadSwitch(f"{name}: {why}")
-
-
-MAX_TOKENIZER_BYTES = 16 << 20
-MAX_ENDED = 1024  # ended requests that wait for their saves; the oldest is forgotten for one more
-_NOW = {Action.PREFETCH, Action.FETCH}
-_LOWER = {Action.DEMOTE, Action.DROP}
-_FINISHED = {
-    "FINISHED_STOPPED": Finish.STOP, "FINISHED_LENGTH_CAPPED": Finish.LENGTH, "FINISHED_ABORTED": Finish.ABORT,
-}  # fmt: skip
-_NAMES = {action: name for name, action in NAMES.items()}
+        raise Bad(why)
 
 
 @dataclass(eq=False, slots=True)
@@ -320,20 +262,30 @@ class Hints(Guest):
         self._req = secrets.randbits(31)
 
     def name(self, tracked: Tracked, session: Any) -> None:
-        """Name the client's session of a request that arrives. Raise BadHint."""
+        """Name the client's session of a request that arrives. Raise Bad."""
         if not (name := _session(session)):
-            raise BadHint(f"{shown(session)}, allowed is a string of 1 to {MAX_HINT_ID} bytes")
+            raise Bad(f"{shown(session)}, allowed is a string of 1 to {MAX_HINT_ID} bytes")
         self._own(self._told(tracked), name)
 
     def add(self, tracked: Tracked, given: Any) -> None:
-        """Take the actions of a request that arrives. Raise BadHint for what is none."""
-        told, found = self._told(tracked), actions(given)
+        """Take the actions of a request that arrives: an envelope, or a list of plain ones. Raise
+        Bad for what is neither.
+        """
+        every = given.get("actions") if isinstance(given, Mapping) else getattr(given, "actions", given)
+        if isinstance(every, (str, bytes)) or not isinstance(every, Sequence):
+            raise Bad(f"{shown(given)}, allowed is a list of actions, or a mapping that has one")
+        told = self._told(tracked)
         self.side.counts.requests_hinted += 1
-        for action in found:
-            if isinstance(action, Rejected):
-                told.receipts.append(_receipt(action.id, action.action, ActionState.REJECTED, action.reason))
-            else:
-                self._take(told, action)
+        for i, one in enumerate(every[: MAX_HINT_ACTIONS + 1]):
+            identifier = kind = ""
+            try:
+                name, what, version, payload = _parts(one)
+                kind = what if isinstance(what, str) and what in NAMES else shown(what)
+                identifier = _identifier(name)
+                _check(i < MAX_HINT_ACTIONS, f"{len(every)} actions, allowed are {MAX_HINT_ACTIONS}")
+                self._take(told, _action(identifier, what, version, payload))
+            except Bad as reason:
+                told.receipts.append(_receipt(identifier, kind, ActionState.REJECTED, str(reason)))
 
     def seen(self, tracked: Tracked) -> None:
         """Note a request that has arrived, and tell the agent what is to be brought for it."""
@@ -343,11 +295,11 @@ class Hints(Guest):
         if given := getattr(request, "kv_hints", None):
             try:
                 self.add(tracked, given)
-            except BadHint as reason:
+            except Bad as reason:
                 self.side.counts.switches_ignored += 1
                 log.warning("kv_hints: %s; they are ignored", reason)
         params = getattr(request, "kv_transfer_params", None)
-        if isinstance(params, dict) and (fetch := source(params)):
+        if isinstance(params, dict) and (fetch := _source(params)):
             self._take(told, fetch)
         if told.now:
             self._bring(told)
@@ -365,15 +317,15 @@ class Hints(Guest):
         self._owners[told.tracked] = told
 
     def _take(self, told: _Told, action: HintAction) -> None:
+        number, now, state = len(told.receipts), action.kind in _NOW, ActionState.DEFERRED
+        why = "the agent was not told" if now else "carried out once the request's blocks are stored"
         if not self._told_of:
-            why = "the engine is on several nodes"
-            told.receipts.append(_receipt(action.id, _NAMES[Action(action.kind)], ActionState.REJECTED, why))
+            state, why = ActionState.REJECTED, "the engine is on several nodes"
+        told.receipts.append(_receipt(action.id, _NAMES[Action(action.kind)], state, why))
+        if not self._told_of:
             return
-        number = len(told.receipts)
-        why = "the agent was not told" if action.kind in _NOW else "carried out once the request's blocks are stored"
-        told.receipts.append(_receipt(action.id, _NAMES[Action(action.kind)], ActionState.DEFERRED, why))
         action = replace(action, id=f"{told.req}/{number}")
-        if action.kind in _NOW:
+        if now:
             told.now.append(action)
             return
         told.later.append(action)
@@ -391,9 +343,8 @@ class Hints(Guest):
                 name = f"hint/{action.id}".encode()
                 tracked.asking.terms = Terms(name, action.peer, False, self._remote_s, self._remote_s)
                 self._fetching[told] = tracked.asking.terms
-        self._untold[told] = list(
-            hints(told.req, "", Finish.UNKNOWN, 0, tuple(told.now), self._blocks(tracked.request, NO_LIMIT), None)
-        )
+        blocks = self._blocks(tracked.request, NO_LIMIT)
+        self._untold[told] = list(hints(told.req, "", Finish.UNKNOWN, 0, tuple(told.now), blocks, None))
         self._send()
 
     def _send(self) -> None:
@@ -480,11 +431,9 @@ class Hints(Guest):
 
     def _settle(self) -> None:
         """Tell the agent of the requests whose saves have ended."""
-        if not self._ended:
-            return
-        settled = self.side.saves.settled
-        over = [told for told in self._ended if settled(told.tracked)]
-        self._ended = [told for told in self._ended if told not in over] if over else self._ended
+        over = [told for told in self._ended if self.side.saves.settled(told.tracked)]
+        if over:
+            self._ended = [told for told in self._ended if told not in over]
         for told in over:
             self.side.counts.hints_lost += not self._tell(told)
 
