@@ -91,7 +91,7 @@ MUTANTS = [
         "hashlib.sha256(hashes[i] + following)", "hashlib.sha256(hashes[i])",
         "part_after_a_block", "assert", where=DRAFTS),
     Mutant("over nodes, the greatest hit counts", "guests/nodes/joint.py",
-        "least = min(one.tokens for one in answers)", "least = ticket.tokens",
+        "least = min(one.tokens for one in answers)", "least = question.tokens",
         "least_of_what_the_nodes_have", "assert", where=NODES),
     Mutant("over nodes, parts with other weights are one engine", "guests/nodes/parts.py",
         '_OWN = (PAIR, GENERATION, UNSHARED, "resolved")', '_OWN = (PAIR, GENERATION, UNSHARED, "resolved", "weights")',

@@ -113,7 +113,7 @@ def asked(joint: JointSession) -> tuple[JointLookups, Any]:
 
 
 def answer(joint: JointSession, ticket: Any, **more: Any) -> None:
-    answered = Answered(ticket.number, **({"tokens": 64, "lease": 30} | more))
+    answered = Answered(ticket.question.number, **({"tokens": 64, "lease": 30} | more))
     hear(joint, [replace(NEWS, answers=(answered,))])
 
 
@@ -121,8 +121,8 @@ def held(joint: JointSession) -> int:
     """Return a question whose answer was found here too, with the lease 5, and there with 30."""
     _, ticket = asked(joint)
     answer(joint, ticket)
-    joint.hold(5, ticket.number)
-    return int(ticket.number)
+    joint.hold(5, ticket.question.number)
+    return int(ticket.question.number)
 
 
 def test_it_is_there_while_all_sessions_are() -> None:
@@ -167,9 +167,9 @@ def test_an_abandoned_question_gives_its_leases_back() -> None:
     _, other = asked(joint)
     lookups.abandon(ticket)
     assert joint.awaits_leases(), "no plan has told of it"
-    assert orders_of(joint) == Orders(0, (other.number,))
+    assert orders_of(joint) == Orders(0, (other.question.number,))
     assert not joint.awaits_leases()
-    hear(joint, [replace(NEWS, part=2, late=True, answers=(Answered(ticket.number, 64, 31),))])
+    hear(joint, [replace(NEWS, part=2, late=True, answers=(Answered(ticket.question.number, 64, 31),))])
     assert joint.awaits_leases(), "the other one may still get a lease"
     hear(joint, [replace(NEWS, part=2)])
     assert not joint.awaits_leases()
@@ -180,7 +180,7 @@ def test_the_own_agent_is_asked_for_no_more_than_the_least() -> None:
     lookups, ticket = asked(joint)
     answer(joint, ticket, tokens=64, lease=30)
     assert lookups.answer(ticket, first=False) is None, "the third node has not answered"
-    hear(joint, [replace(NEWS, part=2, answers=(Answered(ticket.number, 32, 31),))])
+    hear(joint, [replace(NEWS, part=2, answers=(Answered(ticket.question.number, 32, 31),))])
     sent: list[Any] = []
     found = Answer(3, LookupStatus.HIT, 32, 5, HERE)
     client: Any = SimpleNamespace(

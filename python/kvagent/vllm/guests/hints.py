@@ -1,20 +1,17 @@
 """What single requests ask for: switches in their ``kv_transfer_params`` (docs/VLLM.md), and hints
 of how their blocks will be used.
 
-Switches are named ``kvagent.save`` and so on, or ``save`` and so on in a mapping named ``kvagent``.
-A client sends them, so a bad one is counted, logged and ignored, and its request runs as without
-it. They concern the cache: a prompt that is computed for a decode engine is saved, and one that a
-prefill engine computes is loaded, whatever they say.
+A client sends switches, so a bad one is counted, logged and ignored, and its request runs as
+without it. They concern the cache: a prompt that is computed for a decode engine is saved, and one
+that a prefill engine computes is loaded, whatever they say.
 
-The agent is told of the end of requests, and of their hints. What brings blocks is told when a
-request arrives. All else is told once it has ended and its saves are over, with the facts of its
-end: then its blocks are stored, and nobody waits.
+Hints are actions on blocks (docs/STEERING.md). vLLM 0.33 hands on an envelope of actions
+(``Request.kv_hints``), each with an ID, a type, a version and a payload. ``kvagent.hints`` may have
+the same, or a list of plain actions, whose payload is beside their type. A router may also name the
+agent that has a prompt (llm-d's ``remote_kv_source``).
 
-Hints are actions on blocks, as clients and routers write them (docs/STEERING.md). vLLM 0.33 hands
-on an envelope (``Request.kv_hints``) of actions, each with an ID, a type, a version and a payload.
-``kv_transfer_params`` may have the same under ``kvagent.hints``, or a list of plain actions, whose
-payload is beside their type. A router may also name the agent that has a prompt (llm-d's
-``remote_kv_source``).
+The agent is told what brings blocks when a request arrives, and all else once it has ended and its
+saves are over, with the facts of its end: then its blocks are stored, and nobody waits.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from kvagent.vllm.hooks import Guest, Reset
 from kvagent.vllm.scheduler.requests import NO_LIMIT, USUAL, Hurry, Phase, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from kvagent.vllm.plan import StepPlan
     from kvagent.vllm.scheduler.requests import Tracked
@@ -216,28 +213,32 @@ def _given(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name.removeprefix(f"{PREFIX}."), value
 
 
-def _check(allowed: bool, why: str) -> None:
+def _check(allowed: object, why: str) -> None:
     if not allowed:
         raise Bad(why)
 
 
 @dataclass(eq=False, slots=True)
 class _Told:
-    """A request that the agent is told of."""
+    """What the agent is told of a request."""
 
     tracked: Tracked
-    req: int
-    session: str = ""
+    about: Hint
+    """With the facts of its end, once it has ended."""
     later: list[HintAction] = field(default_factory=list)
     """Actions that are carried out once it has ended."""
     now: list[HintAction] = field(default_factory=list)
     """Actions that are carried out when it arrives."""
+    parts: list[Hint] = field(default_factory=list)
+    """The messages with these, until they are sent."""
+    terms: Terms | None = None
+    """How its look-ups wait for another agent."""
     receipts: list[dict[str, Any]] = field(default_factory=list)
     """By an action's number."""
-    first: set[tuple[int, bytes]] = field(default_factory=set)
-    """The blocks that it was the first to store, with their groups, if that matters."""
-    finish: Finish = Finish.UNKNOWN
-    output: int = 0
+    first: set[tuple[int, bytes]] | None = None
+    """The blocks that it was the first to store, with their groups; None if that does not
+    matter.
+    """
     stored: Sequence[Sequence[bytes]] = ()
     """Once it has ended: of its blocks, those that may be stored, by group."""
 
@@ -253,19 +254,16 @@ class Hints(Guest):
         self._told_of = nodes == 1
         self._remote_s = remote_s
         self._tool_tokens = tool_tokens
-        self._running: dict[str, _Told] = {}
+        self._told: dict[Tracked, _Told] = {}  # those that have not ended, or whose saves have not
+        self._bringing: list[_Told] = []  # for which something is to be brought
         self._ended: list[_Told] = []  # whose saves have not
-        self._owners: dict[Tracked, _Told] = {}  # of which it matters what they were the first to store
-        self._untold: dict[_Told, list[Hint]] = {}  # what is to be brought, of which no agent could be told
-        self._fetching: dict[_Told, Terms] = {}  # whose look-ups wait for another agent, and how
         self._last: tuple[str, list[dict[str, Any]]] = ("", [])  # of the request that ended last: its receipts
         self._req = secrets.randbits(31)
 
     def name(self, tracked: Tracked, session: Any) -> None:
         """Name the client's session of a request that arrives. Raise Bad."""
-        if not (name := _session(session)):
-            raise Bad(f"{shown(session)}, allowed is a string of 1 to {MAX_HINT_ID} bytes")
-        self._own(self._told(tracked), name)
+        _check(name := _session(session), f"{shown(session)}, allowed is a string of 1 to {MAX_HINT_ID} bytes")
+        self._own(self._of(tracked), name)
 
     def add(self, tracked: Tracked, given: Any) -> None:
         """Take the actions of a request that arrives: an envelope, or a list of plain ones. Raise
@@ -274,7 +272,7 @@ class Hints(Guest):
         every = given.get("actions") if isinstance(given, Mapping) else getattr(given, "actions", given)
         if isinstance(every, (str, bytes)) or not isinstance(every, Sequence):
             raise Bad(f"{shown(given)}, allowed is a list of actions, or a mapping that has one")
-        told = self._told(tracked)
+        told = self._of(tracked)
         self.side.counts.requests_hinted += 1
         for i, one in enumerate(every[: MAX_HINT_ACTIONS + 1]):
             identifier = kind = ""
@@ -288,9 +286,11 @@ class Hints(Guest):
                 told.receipts.append(_receipt(identifier, kind, ActionState.REJECTED, str(reason)))
 
     def seen(self, tracked: Tracked) -> None:
-        """Note a request that has arrived, and tell the agent what is to be brought for it."""
-        request, told = tracked.request, self._told(tracked)
-        if not told.session and (name := _session(getattr(request, "session_id", None))):
+        """Note a request that has arrived, and tell the agent what is to be brought for it. Without
+        a session it is told before the next step.
+        """
+        request, told = tracked.request, self._of(tracked)
+        if not told.about.session and (name := _session(getattr(request, "session_id", None))):
             self._own(told, name)
         if given := getattr(request, "kv_hints", None):
             try:
@@ -302,19 +302,26 @@ class Hints(Guest):
         if isinstance(params, dict) and (fetch := _source(params)):
             self._take(told, fetch)
         if told.now:
-            self._bring(told)
+            for action in told.now:
+                if action.kind == Action.FETCH and tracked.asking.terms == USUAL:
+                    name = f"hint/{action.id}"
+                    told.terms = Terms(name.encode(), action.peer, False, self._remote_s, self._remote_s)
+                    tracked.asking.terms = told.terms
+            about = replace(told.about, session="", actions=tuple(told.now))
+            told.parts = list(hints(about, self._blocks(request, NO_LIMIT), None))
+            self._bringing.append(told)
+            self._send(told)
 
-    def _told(self, tracked: Tracked) -> _Told:
-        """Return what is known of a request that arrives."""
-        name = tracked.request.request_id
-        if (told := self._running.get(name)) is None:
+    def _of(self, tracked: Tracked) -> _Told:
+        """Return what the agent is told of a request that arrives."""
+        if (told := self._told.get(tracked)) is None:
             self._req = self._req % (1 << 32 - 1) + 1
-            told = self._running[name] = _Told(tracked, self._req)
+            told = self._told[tracked] = _Told(tracked, Hint(self._req, "", Finish.UNKNOWN, 0, (), ()))
         return told
 
-    def _own(self, told: _Told, session: str) -> None:
-        told.session = session
-        self._owners[told.tracked] = told
+    @staticmethod
+    def _own(told: _Told, session: str) -> None:
+        told.about, told.first = replace(told.about, session=session), set()
 
     def _take(self, told: _Told, action: HintAction) -> None:
         number, now, state = len(told.receipts), action.kind in _NOW, ActionState.DEFERRED
@@ -324,88 +331,75 @@ class Hints(Guest):
         told.receipts.append(_receipt(action.id, _NAMES[Action(action.kind)], state, why))
         if not self._told_of:
             return
-        action = replace(action, id=f"{told.req}/{number}")
-        if now:
-            told.now.append(action)
-            return
-        told.later.append(action)
-        told.tracked.saving.hurry = max(told.tracked.saving.hurry, Hurry.AT_ONCE)
+        (told.now if now else told.later).append(replace(action, id=f"{told.about.req}/{number}"))
+        if not now:
+            told.tracked.saving.hurry = max(told.tracked.saving.hurry, Hurry.AT_ONCE)
         if action.kind in _LOWER:
-            self._own(told, told.session)
+            self._own(told, told.about.session)
 
-    def _bring(self, told: _Told) -> None:
-        """Tell the agent what is to be brought for a request that has arrived. Without a session
-        it is told before the next step.
-        """
-        tracked = told.tracked
-        for action in told.now:
-            if action.kind == Action.FETCH and tracked.asking.terms == USUAL:
-                name = f"hint/{action.id}".encode()
-                tracked.asking.terms = Terms(name, action.peer, False, self._remote_s, self._remote_s)
-                self._fetching[told] = tracked.asking.terms
-        blocks = self._blocks(tracked.request, NO_LIMIT)
-        self._untold[told] = list(hints(told.req, "", Finish.UNKNOWN, 0, tuple(told.now), blocks, None))
-        self._send()
-
-    def _send(self) -> None:
+    def _send(self, told: _Told) -> None:
         """Send what is to be brought, if there is a session."""
-        for told, parts in list(self._untold.items()):
-            if all(list(map(self.side.agent.send, parts))):
-                del self._untold[told]
-                for action in told.now:
-                    told.receipts[_number(action.id)]["reason"] = "on its way"
+        if told.parts and all(list(map(self.side.agent.send, told.parts))):
+            told.parts = []
+            for action in told.now:
+                told.receipts[_number(action.id)]["reason"] = "on its way"
 
     def planned(self, plan: StepPlan, output: Any, now: float) -> None:  # noqa: ARG002
         """Take receipts, and tell the agent of those whose last saves are over."""
-        if self._untold:
-            self._send()
-        for answer in self.side.agent.take(Hinted):
-            self._receive(answer)
-        for told in [one for one in self._fetching if one.tracked.phase != Phase.NONE]:
+        for told in self._bringing:
+            self._send(told)
             asking = told.tracked.asking
-            if asking.terms is self._fetching.pop(told):  # no transfer took its place
+            if told.tracked.phase != Phase.NONE and asking.terms is told.terms:  # no transfer took its place
                 asking.terms = USUAL
+        self._bringing = [one for one in self._bringing if one.parts or one.tracked.phase == Phase.NONE]
+        for answer in self.side.agent.take(Hinted):
+            for told in [one for one in self._told.values() if one.about.req == answer.req]:
+                for one in answer.receipts:
+                    if (number := _number(one.id)) < len(told.receipts):
+                        told.receipts[number] |= {
+                            "state": ActionState(one.state).name.lower(), "blocks": one.blocks, "bytes": one.bytes,
+                            "reason": one.reason,
+                        }  # fmt: skip
         self._settle()
 
     def heard(self, report: Any, over: Sequence[tuple[Sequence[Any], bytes]], now: float) -> None:  # noqa: ARG002
         """Record which blocks requests were the first to store."""
-        for runs, statuses in over if self._owners else ():
+        for runs, statuses in over:
             at = 0
             for run in runs:
                 some, at = statuses[at : at + len(run.hashes)], at + len(run.hashes)
-                if told := self._owners.get(run.tracked):
+                told = self._told.get(run.tracked)
+                if told is not None and told.first is not None:
                     stored = zip(run.hashes, some, strict=False)
                     told.first.update((run.group, key) for key, one in stored if one == BlockStatus.OK)
         self._settle()
 
     def ended(self, tracked: Tracked) -> None:
         """Handle the end of a request, whose last blocks were added to the next saves."""
-        request = tracked.request
-        told = self._running.pop(request.request_id, None)
+        told, request = self._told.pop(tracked, None), tracked.request
         if told is None:
             return
         self._last = request.request_id, told.receipts
-        self._fetching.pop(told, None)
-        self._untold.pop(told, None)
-        told.finish = _FINISHED.get(getattr(request.status, "name", ""), Finish.UNKNOWN)
-        told.output = request.num_output_tokens
-        if told.finish == Finish.STOP and not self._tool_tokens.isdisjoint(request.output_token_ids):
-            told.finish = Finish.TOOL
+        if told in self._bringing:
+            self._bringing.remove(told)
+        finish = _FINISHED.get(getattr(request.status, "name", ""), Finish.UNKNOWN)
+        if finish == Finish.STOP and not self._tool_tokens.isdisjoint(request.output_token_ids):
+            finish = Finish.TOOL
+        told.about = replace(told.about, finish=finish, output=request.num_output_tokens, actions=tuple(told.later))
         told.stored = self._blocks(request, min(request.num_computed_tokens, request.num_tokens))
-        if not self._told_of or tracked.stale or tracked.barred or not any(told.stored):
-            self._owners.pop(tracked, None)
-            return
-        if len(self._ended) == MAX_ENDED:
-            self._owners.pop(self._ended.pop(0).tracked, None)
-            self.side.counts.hints_lost += 1
-        self._ended.append(told)
-        self._settle()
+        if self._told_of and not (tracked.stale or tracked.barred) and any(told.stored):
+            if len(self._ended) == MAX_ENDED:
+                del self._told[self._ended.pop(0).tracked]
+                self.side.counts.hints_lost += 1
+            self._ended.append(told)
+            self._told[tracked] = told
+            self._settle()
 
     def reset(self, what: Reset) -> None:
         """Forget all requests that have ended, since their blocks belong to old weights."""
         if what is Reset.WEIGHTS:
             for told in self._ended:
-                self._owners.pop(told.tracked, None)
+                del self._told[told.tracked]
             self._ended.clear()
 
     def transfer_params(self, request: Any) -> dict[str, Any] | None:
@@ -419,39 +413,21 @@ class Hints(Guest):
         sizes = [(spec.block_tokens, geometry.scale(group)) for group, spec in enumerate(geometry.groups)]
         return [request.block_hashes[scale - 1 : tokens // size * scale : scale] for size, scale in sizes]
 
-    def _receive(self, answer: Hinted) -> None:
-        for told in self._running.values():
-            if told.req == answer.req:
-                for one in answer.receipts:
-                    if (number := _number(one.id)) < len(told.receipts):
-                        told.receipts[number] |= {
-                            "state": ActionState(one.state).name.lower(), "blocks": one.blocks, "bytes": one.bytes,
-                            "reason": one.reason,
-                        }  # fmt: skip
-
     def _settle(self) -> None:
         """Tell the agent of the requests whose saves have ended."""
-        over = [told for told in self._ended if self.side.saves.settled(told.tracked)]
-        if over:
-            self._ended = [told for told in self._ended if told not in over]
-        for told in over:
-            self.side.counts.hints_lost += not self._tell(told)
-
-    def _tell(self, told: _Told) -> bool:
-        """Tell the agent of an ended request. Return whether it was told all."""
-        whole = told.session or told.later
-        stored = told.stored if whole else [one[-1:] for one in told.stored]
-        owner = self._owners.pop(told.tracked, None)
-        first = (lambda group, key: (group, key) in told.first) if owner else None
-        parts = hints(told.req, told.session, told.finish, told.output, tuple(told.later), stored, first)
-        return all(list(map(self.side.agent.send, parts)))
+        for told in [told for told in self._ended if self.side.saves.settled(told.tracked)]:
+            self._ended.remove(told)
+            del self._told[told.tracked]
+            whole = told.about.session or told.later
+            stored = told.stored if whole else [one[-1:] for one in told.stored]
+            sent = list(map(self.side.agent.send, hints(told.about, stored, told.first)))
+            self.side.counts.hints_lost += not all(sent)
 
 
 def hints(
-    req: int, session: str, finish: Finish, output: int, todo: tuple[HintAction, ...],
-    hashes: Sequence[Sequence[bytes]], own: Callable[[int, bytes], bool] | None,
+    about: Hint, hashes: Sequence[Sequence[bytes]], first: set[tuple[int, bytes]] | None
 ) -> Iterator[Hint]:  # fmt: skip
-    """Yield the messages about blocks, by group. ``own``: which the session was the first to
+    """Yield the messages about blocks, by group. ``first``: which the request was the first to
     store.
     """
     chains: list[HintChain] = []
@@ -460,15 +436,15 @@ def hints(
         at = 0
         while at < len(keys):
             part = keys[at : at + room]
-            bits = int("".join("01"[own(group, key)] for key in reversed(part)), 2) if own else 0
+            bits = sum(1 << i for i, key in enumerate(part) if first and (group, key) in first)
             mine = bits.to_bytes((len(part) + 7) // 8, "little") if bits else b""
             chains.append(HintChain(group, len(part[0]), b"".join(part), mine))
             at, room = at + len(part), room - len(part)
             if not room:
-                yield Hint(req, session, finish, output, todo, tuple(chains))
+                yield replace(about, chains=tuple(chains))
                 chains, room = [], MAX_JOB_BLOCKS
     if chains:
-        yield Hint(req, session, finish, output, todo, tuple(chains))
+        yield replace(about, chains=tuple(chains))
 
 
 def _receipt(identifier: str, action: str, state: ActionState, reason: str) -> dict[str, Any]:

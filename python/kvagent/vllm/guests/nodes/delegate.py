@@ -35,10 +35,8 @@ class _Open(Pending):
 
 
 class Delegate(WorkerGuest):
-    """The delegate of a part.
-
-    In a step, ``begin`` follows the plan's orders, ``poll`` reads answers, and ``news`` returns
-    what the scheduler has to learn.
+    """The delegate of a part. In a step, ``begin`` follows the plan's orders, ``poll`` reads
+    answers, and ``news`` returns what the scheduler has to learn.
     """
 
     name = NODES
@@ -62,7 +60,10 @@ class Delegate(WorkerGuest):
     def begin(self, plan: StepPlan) -> None:
         """Begin a step with the plan's orders."""
         orders: Orders | None = plan.told.get(NODES)
-        self._listen()
+        change = self._agent.poll()
+        if change.ended:
+            self._lose()
+        self._reset |= change.reset
         if orders is not None:
             self._follow(orders)
         lookups = self._agent.lookups
@@ -73,8 +74,6 @@ class Delegate(WorkerGuest):
 
     def poll(self) -> None:
         """Read the answers that have arrived."""
-        if not self._open:
-            return
         lookups, now = self._agent.lookups, time.monotonic()
         self._open = {number: one for number, one in self._open.items() if not self._settle(lookups, one, now)}
 
@@ -99,12 +98,6 @@ class Delegate(WorkerGuest):
     def close(self) -> None:
         """Leave the agent. The leases end with the session."""
         self._agent.close()
-
-    def _listen(self) -> None:
-        change = self._agent.poll()
-        if change.ended:
-            self._lose()
-        self._reset |= change.reset
 
     def _follow(self, orders: Orders) -> None:
         if orders.resets != self._resets:

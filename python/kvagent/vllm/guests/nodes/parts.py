@@ -108,15 +108,8 @@ NOWHERE = Target(b"", 0, b"", 0)
 """A job that was planned without a session."""
 
 
-def localized(plan: StepPlan, part: int) -> StepPlan:
-    """Return the plan as the ranks of another part than the scheduler's read it."""
-    if not (plan.saves or plan.loads):
-        return plan
-    saves, loads = [_at(part, save) for save in plan.saves], [_at(part, load) for load in plan.loads]
-    return replace(plan, saves=saves, loads=loads)
-
-
 def _at(part: int, job: _Job) -> _Job:
+    """Return a job as the ranks of another part than the scheduler's read it."""
     target = job.elsewhere[part - 1] if job.elsewhere else NOWHERE
     local: dict[str, Any] = {"boot": target.boot, "epoch": target.epoch, "space": target.space}
     if isinstance(job, LoadJob):
@@ -143,25 +136,25 @@ class NodePart(Part):
 
     def check(self, vllm_config: Any, geometry: Geometry, options: Options, kv_role: str) -> Options:
         """Return the options that hold for the engine. Raise Unsupported."""
-        rank = int(vllm_config.parallel_config.rank)
-        why = ""
-        if geometry.states or any(group.window for group in geometry.groups):
-            why = "windows or states: the least of the nodes' hits is not a hit at all of them"
-        elif options.share_tp or options.share_pp:
-            why = "share_tp or share_pp: engines of other shapes have their ranks on other nodes"
-        elif kv_role != "kv_both":
-            why = f"kv_role {kv_role}: a transfer has one agent"
-        elif options.load_mode == "sync" or options.layerwise:
-            why = "load_mode sync or layerwise: a step would wait for all agents"
-        elif options.offload == LAZY:
-            why = "offload lazy"
-        elif getattr(vllm_config, "lora_config", None) is not None:
-            why = "LoRA adapters: that all nodes have the same content of each is not proved"
-        elif method := _drafts(vllm_config):
-            why = f"speculative_config.method {method}: what all nodes have of a draft model's blocks is not proved"
-        elif rank % self.world not in self.ranks:
-            why = f"rank {rank} on node {self.index}, which has {self.text}"
-        if why:
+        rank, method = int(vllm_config.parallel_config.rank), ""
+        if (speculative := getattr(vllm_config, "speculative_config", None)) is not None:
+            method = str(getattr(speculative, "method", None) or "of a draft model")
+        refused = {
+            "windows or states: the least of the nodes' hits is not a hit at all of them":
+                geometry.states or any(group.window for group in geometry.groups),
+            "share_tp or share_pp: engines of other shapes have their ranks on other nodes":
+                options.share_tp or options.share_pp,
+            f"kv_role {kv_role}: a transfer has one agent": kv_role != "kv_both",
+            "load_mode sync or layerwise: a step would wait for all agents":
+                options.load_mode == "sync" or options.layerwise,
+            "offload lazy": options.offload == LAZY,
+            "LoRA adapters: that all nodes have the same content of each is not proved":
+                getattr(vllm_config, "lora_config", None) is not None,
+            f"speculative_config.method {method}: what all nodes have of a draft model's blocks is not proved":
+                method and method not in WITHOUT_DRAFTS,
+            f"rank {rank} on node {self.index}, which has {self.text}": rank % self.world not in self.ranks,
+        }  # fmt: skip
+        for why in [one for one, is_so in refused.items() if is_so]:
             raise Unsupported(
                 f"an engine over {self.count} nodes with {why} (docs/decisions/2026-11-23-several-nodes.md)"
             )
@@ -177,7 +170,10 @@ class NodePart(Part):
 
     def of_plan(self, plan: StepPlan) -> StepPlan:
         """Return a plan as the part's ranks read it."""
-        return localized(plan, self.index) if self.index else plan
+        if not self.index or not (plan.saves or plan.loads):
+            return plan
+        saves, loads = [_at(self.index, save) for save in plan.saves], [_at(self.index, load) for load in plan.loads]
+        return replace(plan, saves=saves, loads=loads)
 
     def shard(self, rank: int, replicas: int) -> int:
         """Return a worker's shard among those of its part, in which they are numbered anew."""
@@ -199,10 +195,3 @@ class NodePart(Part):
 
     def _shards(self, replicas: int) -> list[int]:
         return sorted({shard(rank, self.tp, replicas) for rank in self.ranks})
-
-
-def _drafts(vllm_config: Any) -> str:
-    """Return the speculation method if it has a draft model, which may have KV."""
-    speculative = getattr(vllm_config, "speculative_config", None)
-    method = str(getattr(speculative, "method", None) or "")
-    return "" if speculative is None or method in WITHOUT_DRAFTS else method or "of a draft model"
