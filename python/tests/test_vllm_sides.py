@@ -23,10 +23,11 @@ from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import LISTEN_STEPS, Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import LoadJob, Report
-from kvagent.vllm.scheduler.loads import Lookups, LookupWaits, Promises
+from kvagent.vllm.scheduler.loads import Loads, Lookups
+from kvagent.vllm.scheduler.requests import Blocks
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
 from tests.sides import running
-from tests.simulated import BLOCK, NO_TOKENS, SimulatedEngine
+from tests.simulated import BLOCK, NO_TOKENS, Pool, SimulatedEngine
 from tests.test_session import Agent
 
 if TYPE_CHECKING:
@@ -849,6 +850,7 @@ class _Lookups(Lookups):
     def __init__(self, *answers: Answer | None) -> None:
         self.answers = list(answers)
         self.asked = 0
+        self.released: list[int] = []
 
     def ask(self, *_: Any, **__: Any) -> Any:
         self.asked += 1
@@ -861,16 +863,13 @@ class _Lookups(Lookups):
         pass
 
 
-def promises(lookups: _Lookups, **options: Any) -> tuple[Promises, Tracked, Counts, list[int]]:
-    released: list[int] = []
-    agent: Any = SimpleNamespace(lookups=lookups, release=released.append)
-    counts = Counts()
+def promises(lookups: _Lookups, **options: Any) -> tuple[Loads, Tracked, Counts, list[int]]:
+    agent: Any = SimpleNamespace(lookups=lookups, release=lookups.released.append)
+    counts, blocks = Counts(), Blocks(SimpleNamespace(block_pool=Pool(64)), 0.5)
     request = SimpleNamespace(num_tokens=4 * BLOCK + 1, block_hashes=[bytes([i]) * 32 for i in range(4)])
-    chosen = Options(min_load_tokens=16, **options)
-    made = Promises(
-        agent, Geometry((m.Group(BLOCK, 64),), BLOCK), chosen, counts, LookupWaits(chosen), lambda _, __: False
-    )  # fmt: skip
-    return made, running(request), counts, released
+    geometry, chosen = Geometry((m.Group(BLOCK, 64),), BLOCK), Options(min_load_tokens=16, **options)
+    made = Loads(agent, geometry, chosen, blocks, counts, lambda *_: False)
+    return made, running(request), counts, lookups.released
 
 
 def answer(status: int, tokens: int = 0, lease: int = 0) -> Answer:

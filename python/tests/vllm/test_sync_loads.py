@@ -356,7 +356,7 @@ def test_nothing_is_hashed_before_the_outcome_is_known(worlds: Any, agent: Agent
 
 def test_what_may_not_be_ready_is_asynchronous(worlds: Any, agent: AgentProcess) -> None:
     world = cold(worlds, "v2-async")
-    world.side._promises._asks_ready = lambda *_: False  # as an older agent answers
+    world.side.loads._asks_ready = lambda *_: False  # as an older agent answers
     world.add("warm", PROMPT, 10)
     world.run()
     right(world)

@@ -225,26 +225,70 @@ class LookupWaits:
         return now - asking.at < (self._age_s if asking.pending_since else self.longest_s(tokens, asking.terms))
 
 
-class Promises:
-    """How many tokens of each request will be loaded.
+def sources(promised: Promise | None, tokens: int, *, from_peer: bool) -> dict[str, int]:
+    """Return how many of the tokens loaded for a promise came from where, by vLLM's names."""
+    if promised is None:
+        return {}
+    if from_peer:
+        return {"p2p": tokens}
+    other = min(promised.other, tokens)
+    disk = min(promised.disk, tokens - other)
+    return {"host": tokens - disk - other, "disk": disk, "external_unspecified": other}
 
-    The state of a look-up is kept with its request.
+
+def _miss(now: float) -> Promise:
+    return Promise(0, 0, 0, now)
+
+
+@dataclass(eq=False, slots=True)
+class _Load:
+    """A load in flight."""
+
+    tracked: Tracked
+    blocks: list[Any]
+    tokens: int
+    lease: int
+    boot: bytes
+    cancelled: bool = False
+
+
+class _Run(NamedTuple):
+    """Consecutive blocks of one group, beginning with the request's block ``first``."""
+
+    group: int
+    first: int
+    hashes: list[bytes]
+    blocks: list[Any]
+
+
+class Loads:
+    """How many tokens of each request will be loaded, and the loads. The state of a look-up is kept
+    with its request. ``planned`` and ``_cancels`` wait for the next step's plan.
     """
 
     def __init__(
-        self, agent: AgentSession, geometry: Geometry, options: Options, counts: Counts, waits: LookupWaits,
+        self, agent: AgentSession, geometry: Geometry, options: Options, blocks: Blocks, counts: Counts,
         asks_ready: Callable[[Tracked, int], bool],
     ) -> None:  # fmt: skip
         """``asks_ready``: whether to ask if a request's blocks, of at most so many tokens, are
         ready.
         """
+        self.waits = LookupWaits(options)
+        self.job_blocks = MAX_JOB_BLOCKS
+        """The most blocks that the agent accepts in one job."""
+        self.named: list[Named] = []
+        """Are told which blocks of a request are to be loaded: group, first block, and number."""
+        self.planned: list[LoadJob] = []
+        self.taken: list[LoadJob] = []  # by the last plan
+        self._cancels: list[int] = []
+        self._inflight: dict[int, _Load] = {}
         self._asks_ready = asks_ready
         self._agent = agent
-        self._align = geometry.align
-        self._states = bool(geometry.states)
+        self._geometry = geometry
         self._least = options.min_load_tokens
+        self._deadline_s = options.load_deadline_ms / 1e3
+        self._blocks = blocks
         self._counts = counts
-        self._waits = waits
 
     def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
         """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet.
@@ -255,7 +299,7 @@ class Promises:
         lookups, asking = self._agent.lookups, tracked.asking
         least = 1 if asking.terms.transfer else self._least
         most = self._whole(self.most(tracked, own)) - own
-        last_alone = not asking.terms.transfer and tracked.request.num_tokens - own <= self._align
+        last_alone = not asking.terms.transfer and tracked.request.num_tokens - own <= self._geometry.align
         if lookups is None or most < least or last_alone:
             return 0
         promised = asking.promised
@@ -272,32 +316,29 @@ class Promises:
         vLLM computes the last token again if all are loaded. A state that has it must not take it
         again.
         """
-        most: int = tracked.request.num_tokens - self._states
+        most: int = tracked.request.num_tokens - bool(self._geometry.states)
         return min(most, own + tracked.asking.most)
-
-    def take(self, tracked: Tracked) -> Promise | None:
-        """Return the promise and pass its lease to the caller."""
-        self.abandon_lookup(tracked)
-        promised, tracked.asking.promised = tracked.asking.promised, None
-        return promised
 
     def forget(self, tracked: Tracked) -> None:
         """Drop the promise or the look-up, and release its lease."""
-        promised = self.take(tracked)
+        promised = self._take_promise(tracked)
         if promised is not None and promised.lease:
             self._agent.release(promised.lease)
 
-    def lose(self, tracked: Tracked) -> None:
-        """Drop the promise and the look-up of a session that has ended."""
-        self.give_up(tracked)
-        tracked.asking.promised = None
-
-    def give_up(self, tracked: Tracked) -> None:
-        """Abandon a look-up in flight, if any, since the agent is gone."""
+    def lose(self, tracked: Tracked, *, promise: bool = True) -> None:
+        """Give up a look-up in flight, since the agent is gone, and the ``promise``."""
         self._counts.lookups_unanswered += tracked.asking.ticket is not None
-        self.abandon_lookup(tracked)
+        self._abandon(tracked)
+        if promise:
+            tracked.asking.promised = None
 
-    def abandon_lookup(self, tracked: Tracked) -> None:
+    def _take_promise(self, tracked: Tracked) -> Promise | None:
+        """Return the promise and pass its lease to the caller."""
+        self._abandon(tracked)
+        promised, tracked.asking.promised = tracked.asking.promised, None
+        return promised
+
+    def _abandon(self, tracked: Tracked) -> None:
         """Abandon a look-up in flight; a lease in its answer is released on arrival."""
         if tracked.asking.ticket is not None and self._agent.lookups is not None:
             self._agent.lookups.abandon(tracked.asking.ticket)
@@ -308,7 +349,7 @@ class Promises:
 
         ``most``: the tokens that a hit may bring.
         """
-        asking, waits = tracked.asking, self._waits
+        asking, waits = tracked.asking, self.waits
         if not tracked.request.block_hashes:
             return _miss(0.0)
         if asking.promised is not None:
@@ -353,7 +394,7 @@ class Promises:
 
     def _unanswered(self, tracked: Tracked, now: float) -> Promise:
         self._counts.lookups_unanswered += 1
-        self.abandon_lookup(tracked)
+        self._abandon(tracked)
         return self._answered(tracked, _miss(now))
 
     @staticmethod
@@ -364,64 +405,9 @@ class Promises:
 
     def _whole(self, tokens: int) -> int:
         """Round tokens down to whole blocks of every group."""
-        return tokens // self._align * self._align
+        return tokens // self._geometry.align * self._geometry.align
 
-
-def sources(promised: Promise | None, tokens: int, *, from_peer: bool) -> dict[str, int]:
-    """Return how many of the tokens loaded for a promise came from where, by vLLM's names."""
-    if promised is None:
-        return {}
-    if from_peer:
-        return {"p2p": tokens}
-    other = min(promised.other, tokens)
-    disk = min(promised.disk, tokens - other)
-    return {"host": tokens - disk - other, "disk": disk, "external_unspecified": other}
-
-
-def _miss(now: float) -> Promise:
-    return Promise(0, 0, 0, now)
-
-
-@dataclass(eq=False, slots=True)
-class _Load:
-    """A load in flight."""
-
-    tracked: Tracked
-    blocks: list[Any]
-    tokens: int
-    lease: int
-    boot: bytes
-    cancelled: bool = False
-
-
-class _Run(NamedTuple):
-    """Consecutive blocks of one group, beginning with the request's block ``first``."""
-
-    group: int
-    first: int
-    hashes: list[bytes]
-    blocks: list[Any]
-
-
-class Loads:
-    """The loads. ``planned`` and ``_cancels`` wait for the next step's plan."""
-
-    def __init__(
-        self, agent: AgentSession, geometry: Geometry, options: Options, blocks: Blocks, counts: Counts
-    ) -> None:
-        self.job_blocks = MAX_JOB_BLOCKS
-        """The most blocks that the agent accepts in one job."""
-        self.named: list[Named] = []
-        """Are told which blocks of a request are to be loaded: group, first block, and number."""
-        self.planned: list[LoadJob] = []
-        self.taken: list[LoadJob] = []  # by the last plan
-        self._cancels: list[int] = []
-        self._agent = agent
-        self._geometry = geometry
-        self._deadline_s = options.load_deadline_ms / 1e3
-        self._blocks = blocks
-        self._counts = counts
-        self._inflight: dict[int, _Load] = {}
+    # ---- loads
 
     def busy(self) -> bool:
         """Return whether loads are in flight or wait to be sent."""
@@ -433,12 +419,9 @@ class Loads:
         self.planned, self._cancels = [], []
         return taken
 
-    def plan(
-        self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int, *, waits: bool = False
-    ) -> None:
-        """Plan the load of promised tokens; ``waits``: its step waits for it.
-
-        It must be reported, so it is planned even if the promise is gone.
+    def plan(self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int) -> Promise | None:
+        """Plan the load of promised tokens. Return the promise, if there is one still. The load
+        must be reported, so it is planned without one too.
         """
         own, promise, request = tracked.own, tracked.asking.promised, tracked.request
         runs = list(self._runs(tracked, tables, own, own + external))
@@ -457,9 +440,10 @@ class Loads:
         self.planned.append(LoadJob(
             job, boot, session.epoch if session else 0, request.request_id, lease, self._deadline_s,
             tuple(self._parts(runs, request.block_hashes)),
-            struct.pack(f"<{len(blocks)}I", *[block.block_id for block in blocks]), self._agent.space, waits,
-            tracked.depends, self._agent.targets(lease) if boot else (),
+            struct.pack(f"<{len(blocks)}I", *[block.block_id for block in blocks]), self._agent.space,
+            tracked.waits, tracked.depends, self._agent.targets(lease) if boot else (),
         ))  # fmt: skip
+        return self._take_promise(tracked)  # its lease is the load's now
 
     def withdraw(self, tracked: Tracked) -> None:
         """Forget the loads of a request that no plan has yet."""
