@@ -100,13 +100,13 @@ class PromMetrics(KVConnectorPromMetrics):
     per name of GAUGES, present at zero from the start.
     """
 
-    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
-        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, engines: Any) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, engines)
         self._metrics: dict[str, dict[int, Any]] = {}
         for kind, texts in ((self._counter_cls, HELP), (self._gauge_cls, GAUGES)):
             for name, text in texts.items():
                 one = kind(name=f"vllm:kvagent_{name}", documentation=text, labelnames=labelnames)
-                self._metrics[name] = {engine: one.labels(*values) for engine, values in per_engine_labelvalues.items()}
+                self._metrics[name] = {engine: one.labels(*values) for engine, values in engines.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add the counters of a report; a gauge in it is 1, however many processes report it."""
@@ -169,14 +169,11 @@ class SchedulerCalls(Calls):
             self._deltas = [CounterDeltas(side.counts), CounterDeltas(self.errors.counts)]
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Ignore handshake data of all pipeline stages: MultiConnector passes that of other
-        connectors. Our workers send reports.
-        """
+        """Ignore handshake data, which MultiConnector passes of other connectors."""
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:  # noqa: ARG002
-        """Return how many tokens of the request just admitted came from where, for vLLM 0.33.
-
-        What does not add up to ``num_external_tokens`` counts as external_unspecified there.
+        """Return how many tokens of the request just admitted came from where, for vLLM 0.33, which
+        counts the rest as external_unspecified.
         """
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -210,8 +207,8 @@ class SchedulerCalls(Calls):
     def request_finished(
         self, request: Any, block_ids: list[int]  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:  # fmt: skip
-        """Handle a request's end. Return that vLLM need not keep its blocks, since saves in flight
-        have pinned theirs, and what a decode engine needs to know.
+        """Handle a request's end. Return that vLLM need not keep its blocks, as saves pin theirs,
+        and what a decode engine needs to know.
         """
         normally = getattr(request.status, "name", "") in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
         self._side.finished(request, normally=normally)
@@ -220,9 +217,7 @@ class SchedulerCalls(Calls):
     request_finished_all_groups = request_finished
 
     def has_pending_push_work(self) -> bool:
-        """Return whether the engine must go on stepping without requests to release pins
-        (worker.side).
-        """
+        """Return whether the engine must go on stepping without requests to release pins."""
         return (self._retired or self._side).pending()
 
     @property
@@ -349,9 +344,8 @@ class WorkerCalls(Calls):
     _connector_metadata: Any
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Register the KV caches with the agent; wait briefly for one that is running.
-
-        Where that is not supported, the scheduler's side is told, unless the start is to end.
+        """Register the KV caches with the agent; wait briefly for one that is running. Where that
+        is not supported, the scheduler's side is told, unless the start is to end.
         """
         release_fenced()
         try:
@@ -377,11 +371,7 @@ class WorkerCalls(Calls):
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Revoke the saves of blocks that were taken from their requests, before any can be
-        overwritten.
-
-        Blocks of saves and loads in flight are pinned, so vLLM does not reuse them. A save is
-        revoked by its word, without waiting, in the plan of the step before the first one that may
-        reuse its blocks.
+        overwritten: in the plan of the step before the first one that may reuse them.
         """
         if (plan := _plan(kv_connector_metadata)).revokes:
             self._part.revoke_saves(plan)
@@ -517,9 +507,7 @@ class WorkerCalls(Calls):
             self._memory = None
 
     def _retain(self, worker: WorkerSide, fenced: Callable[[], bool]) -> None:
-        """Retain what the agent can access of this worker: the KV caches, their exports and the
-        words.
-        """
+        """Retain what the agent can access of this worker: KV caches, their exports and words."""
         kept, self._memory = self._memory, None
         close = kept.close if kept is not None else lambda: None
         what = (dict(self._kv_caches), kept, self._clock)
@@ -666,37 +654,30 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Return whether vLLM drops the output of a preempted request that is in flight.
-
-        A prefill engine has nothing but its blocks to deliver; other engines keep the output.
+        """Return whether vLLM drops the output in flight of a preempted request: a prefill engine
+        has nothing but its blocks to deliver.
         """
         producer = self._vllm_config.kv_transfer_config.kv_role == "kv_producer"
         return bool(producer and self._options.transfers and not self._uncached)
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ARG003
-        """Return whether an engine with the connector may sleep.
-
-        It may: the connector withdraws the KV caches before and registers them again after it. KV
-        caches that vLLM's allocator made so that no other process can open them are refused when
-        they are registered, as all memory of that kind is.
+        """Return that an engine may sleep: the connector withdraws its KV caches before, and
+        registers them again after it.
         """
         return True
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """Return the KV layout to ask vLLM for; a block-outermost layout allows large copies,
-        a layer-outermost one large copies of a layer.
+        """Return the KV layout to ask vLLM for: block-outermost for large copies, layer-outermost
+        for large copies of a layer.
         """
-        transfer = vllm_config.kv_transfer_config
-        options = parse(transfer.kv_connector_extra_config)
+        options = parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
         return preferred_layout(vllm_config, options.layout, layerwise=options.layerwise)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Return whether vLLM must not replay a whole forward pass: a replay calls no
-        wait_for_layer_load.
-        """
+        """Return whether vLLM must not replay a forward pass, which calls no wait_for_layer_load."""
         return parse(extra_config).layerwise
 
     @classmethod
@@ -705,18 +686,13 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         return Stats(data=data or {})
 
     @classmethod
-    def build_prom_metrics(
-        cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
-    ) -> Any:
+    def build_prom_metrics(cls, *config: Any) -> Any:
         """Return the Prometheus counters for /metrics."""
-        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return PromMetrics(*config)
 
     def get_kv_connector_stats(self) -> Stats | None:
         """Return what this role counted since the last report, at most once per STATS_INTERVAL_S
-        while there are requests.
-
-        vLLM merges and transports the stats in every step that returns some. A step without
-        requests may be the last one for long, so it returns them at once.
+        while there are requests: a step without them may be the last one for long.
         """
         now = time.monotonic()
         idle = not self._scheduler.requests if self._scheduler else _plan(self._connector_metadata).idle

@@ -436,7 +436,6 @@ class SchedulerSide:
         self._was_reset = self.generations.counts_resets
         self._stale.mark_blocks()  # vLLM has preempted requests, and the reset may fail
         self._revokes += self.saves.revoke_at_once()
-        self._tell(Reset.BEGINS)
 
     def _after_reset(self, succeeded: bool) -> None:
         """Handle that vLLM has reset its prefix cache: its events say that all blocks are gone."""
