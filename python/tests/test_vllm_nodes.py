@@ -15,9 +15,19 @@ from kvagent.errors import Busy, SessionEnded, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
 from kvagent.messages import Group, Registered
 from kvagent.vllm.geometry import Geometry, Unsupported
-from kvagent.vllm.guests.nodes.delegate import Delegate
-from kvagent.vllm.guests.nodes.joint import PLAN_BYTES, JointSession
-from kvagent.vllm.guests.nodes.parts import NODES, Answered, Facts, News, NodePart, Orders, Question, Target
+from kvagent.vllm.guests.nodes import (
+    NODES,
+    PLAN_BYTES,
+    Answered,
+    Delegate,
+    Facts,
+    JointSession,
+    News,
+    NodePart,
+    Orders,
+    Question,
+    Target,
+)
 from kvagent.vllm.guests.start import joined
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, StepPlan
@@ -28,7 +38,7 @@ from tests.simulated import Pool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvagent.vllm.guests.nodes.joint import JointLookups
+    from kvagent.vllm.guests.nodes import JointLookups
     from kvagent.vllm.scheduler.agent_session import AgentSession
 
 HERE, THERE = b"h" * 16, b"t" * 16
@@ -121,7 +131,8 @@ def held(joint: JointSession) -> int:
     """Return a question whose answer was found here too, with the lease 5, and there with 30."""
     _, ticket = asked(joint)
     answer(joint, ticket)
-    joint.hold(5, ticket.question.number)
+    lookups: Any = joint.lookups
+    lookups.leases[5] = ticket.question.number
     return int(ticket.question.number)
 
 

@@ -677,7 +677,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Return whether vLLM must not replay a forward pass, which calls no wait_for_layer_load."""
+        """Return whether vLLM must not replay forward passes, which call no wait_for_layer_load."""
         return parse(extra_config).layerwise
 
     @classmethod

@@ -20,7 +20,7 @@ from kvagent.errors import KVAgentError
 from kvagent.messages import Role
 from kvagent.vllm import connector as calls
 from kvagent.vllm.geometry import Unsupported
-from kvagent.vllm.guests.nodes.delegate import Delegate
+from kvagent.vllm.guests.nodes import Delegate
 from kvagent.vllm.scheduler import agent_session
 from kvagent.vllm.weight_changes import LOADED
 from tests.agent import PATIENCE_S, AgentProcess, eventually
