@@ -56,38 +56,36 @@ NODES = "nodes"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A look-up that reserves blocks. Each is answered once, as long as it is open."""
+    """A look-up that reserves blocks, answered once while it is open. ``hashes`` are joined."""
 
     number: int
     tokens: int
     own: int
     hash_len: int
     hashes: bytes
-    """Joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What the delegates are to do, in this order."""
+    """What the delegates are to do: the resets ordered so far; to give up the questions that are
+    not ``open``, with their leases; to answer new ``questions``.
+    """
 
     resets: int
-    """The resets ordered so far."""
     open: tuple[int, ...] = ()
-    """The questions that are of use: the others are given up, and their leases released."""
     questions: tuple[Question, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to a question."""
+    """The answer to a question: the first ``tokens`` are stored, pinned by ``lease`` unless it is
+    0. ``lost``: there was none in time, or no agent.
+    """
 
     number: int
     tokens: int
-    """That are stored, from the first one on."""
     lease: int
-    """Pins them, unless it is 0."""
     lost: bool = False
-    """Whether there was no answer in time, or no agent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,9 +107,8 @@ class AgentSession:
         return self.lookups is not None and self.lookups.awaits_leases()
 
     def poll(self, *, listen: bool = True) -> SessionChange:
-        """Adopt a new session and read messages. Does not wait, except for a pending reset.
-
-        Without ``listen``, messages of the present session may be left for the next call.
+        """Adopt a new session and read messages; without ``listen``, these may be left for the next
+        call. Does not wait, except for a pending reset.
         """
         current = self._link.current()
         if current is self._session and (current is None or not listen or current.quiet()):
@@ -142,9 +141,7 @@ class AgentSession:
         return found
 
     def unread(self) -> bool:
-        """Return whether the next poll has something to read or to send, or another session to
-        adopt.
-        """
+        """Return whether the next poll has something to read or send, or a session to adopt."""
         current = self._link.current()
         if current is not self._session or current is None:
             return current is not self._session
@@ -159,9 +156,8 @@ class AgentSession:
         return self._session is not None and self._session.pinging
 
     def stopped(self, now: float) -> bool:
-        """Return whether the agent does not answer though its sockets exist.
-
-        Called in every step in which the engine waits for it, after ``poll``.
+        """Return whether the agent does not answer though its sockets exist. Called in every step
+        in which the engine waits for it, after ``poll``.
         """
         if self._session is None:
             return False
@@ -190,10 +186,7 @@ class AgentSession:
         return False
 
     def reset(self) -> bool:
-        """Start a new epoch.
-
-        Return False if the agent did not answer; the next session then resets first.
-        """
+        """Start a new epoch. Return False if the agent did not answer: the next session resets."""
         self._reset_pending = True
         if self._session is None:
             return True  # the next session resets before it loads
@@ -234,7 +227,6 @@ class AgentSession:
 
     def _leave(self, take: Callable[[], Session | None]) -> bool:
         """Close the session, and the one that ``take`` takes from the link, usually the same.
-
         Return whether there was one.
         """
         session, self._session = self._session, None

@@ -78,9 +78,7 @@ class Lookups:
 
     def begin_step(self, *, idle: bool = False) -> tuple[int, int]:
         """Begin a step: renew the budget of blocking, and read answers that no request waits for.
-
-        ``idle``: the step computes nothing. Return the number of answers to probes, and of late
-        ones.
+        Return the number of those to probes, and of late ones. ``idle``: it computes nothing.
         """
         self._idle = idle
         self._budget_s = IDLE_WAIT_S if idle else STEP_WAIT_S
@@ -117,20 +115,17 @@ class Lookups:
     def ask(
         self, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms = USUAL, *, ready: bool = False
     ) -> Ticket:
-        """Send a look-up that reserves blocks, to be polled until it is answered or abandoned.
-
-        ``ready``: the answer says whether the blocks can be loaded at once, if the agent knows.
-
-        Busy if too many are in flight, Malformed for more hashes than a look-up may have.
+        """Send a look-up that reserves blocks, to be polled until it is answered or abandoned. Busy
+        if too many are in flight, Malformed for more hashes than one may have. ``ready``: the
+        answer says whether the blocks can be loaded at once.
         """
         want = Want.READY if ready else Want.RESERVE
         return self._client.submit(self._request(want, tokens, own, hashes, terms), math.inf)
 
     def advance(self, one: Pending, now: float, pending_s: float, ask: Callable[[], Ticket]) -> Answer | None:
-        """Ask, unless that was done, and return the answer, or None without one of use.
-
-        While the agent says that more may come, it is asked again, for ``pending_s``. Raise
-        TimedOut for an answer that cannot be used, Malformed for a question that cannot be asked.
+        """Ask, unless that was done, and return the answer, or None without one of use. While the
+        agent says that more may come, it is asked again, for ``pending_s``. Raise TimedOut for an
+        answer that cannot be used, Malformed for a question that cannot be asked.
         """
         first = one.ticket is None
         if first and now < one.after:
@@ -154,10 +149,8 @@ class Lookups:
         return answer
 
     def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
-        """Return the answer, or None without one; raise TimedOut for one that cannot be used.
-
-        The first call for a look-up blocks briefly, and so does any other while the engine computes
-        nothing.
+        """Return the answer, or None without one; raise TimedOut for one that cannot be used. The
+        first call for a look-up blocks briefly, as does any while the engine computes nothing.
         """
         begin = time.monotonic()
         wait_s = min(self._wait_s, self._budget_s) if first or self._idle else 0.0
@@ -219,8 +212,8 @@ class LookupWaits:
         return max(self._grace_s, min(worth_s, self._age_s)) / (1 << min(self.in_vain, MAX_HALVINGS))
 
     def may_wait(self, asking: Asking, tokens: int, now: float) -> bool:
-        """Return whether a request whose question has no answer yet may go on waiting. After the
-        agent has said that more may come, it may for lookup_age_ms.
+        """Return whether a request without an answer may go on waiting: for lookup_age_ms after the
+        agent has said that more may come.
         """
         return now - asking.at < (self._age_s if asking.pending_since else self.longest_s(tokens, asking.terms))
 
@@ -291,10 +284,8 @@ class Loads:
         self._counts = counts
 
     def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
-        """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet.
-
-        The last block alone is loaded only if it was computed for the request. With others it is
-        worth its load, for a step that computes one token is a decode step, with CUDA graphs.
+        """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet. The
+        last block alone is loaded only if it was computed for the request.
         """
         lookups, asking = self._agent.lookups, tracked.asking
         least = 1 if asking.terms.transfer else self._least
@@ -312,9 +303,7 @@ class Loads:
 
     def most(self, tracked: Tracked, own: int) -> int:
         """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
-
-        vLLM computes the last token again if all are loaded. A state that has it must not take it
-        again.
+        vLLM computes the last one again if all are loaded, which a state must not take twice.
         """
         most: int = tracked.request.num_tokens - bool(self._geometry.states)
         return min(most, own + tracked.asking.most)
@@ -345,10 +334,7 @@ class Loads:
         tracked.asking.ends()
 
     def _ask(self, lookups: Lookups, tracked: Tracked, own: int, most: int, now: float) -> Promise | None:
-        """Send a look-up, or read the answer to the one in flight. None: not known yet.
-
-        ``most``: the tokens that a hit may bring.
-        """
+        """Return what is answered; None if not known yet. ``most``: tokens that a hit may bring."""
         asking, waits = tracked.asking, self.waits
         if not tracked.request.block_hashes:
             return _miss(0.0)
@@ -486,8 +472,8 @@ class Loads:
         return load
 
     def _complete(self, tables: Sequence[Sequence[Any]], end: int) -> bool:
-        """Return whether the states at ``end`` have blocks to be loaded into. Without one of them
-        the load has to fail: the rest would be taken for all that the request needs.
+        """Return whether the states at ``end`` have blocks to be loaded into. Without one the load
+        has to fail: the rest would be taken for all.
         """
         for group in self._geometry.states:
             last, rest = divmod(end, self._geometry.groups[group].block_tokens)
@@ -497,9 +483,7 @@ class Loads:
         return True
 
     def _runs(self, tracked: Tracked, tables: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[_Run]:
-        """Yield the destination blocks of the tokens from begin to end, by group, without null
-        blocks.
-        """
+        """Yield the destination of the tokens from begin to end, by group, without null blocks."""
         hashes = tracked.request.block_hashes
         for group, spec in enumerate(self._geometry.groups):
             scale = self._geometry.scale(group)

@@ -29,7 +29,8 @@ NO_LIMIT = 1 << 62  # tokens, or blocks
 @dataclass(slots=True)
 class Promise:
     """``tokens`` are promised to a request that has ``own`` itself, pinned by ``lease`` unless it
-    is 0.
+    is 0. ``ready``: all of it was in the agent's memory as it was saved. ``disk`` of the tokens the
+    agent fetched from its disk, ``other`` from a shared store.
     """
 
     own: int
@@ -37,27 +38,23 @@ class Promise:
     lease: int
     at: float
     ready: bool = False
-    """Whether all of it was in the agent's memory as it was saved."""
     disk: int = 0
-    """Of the tokens, those that the agent fetched from its disk."""
     other: int = 0
-    """Of the tokens, those that it fetched from a shared store, or from where it did not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a request is looked up: as any other, or as one whose blocks were computed for it."""
+    """How a request is looked up: as any other, or as one that is to receive a ``transfer``, from
+    ``peer``, host:port of an agent or empty for the own one. ``early``: its blocks may not be
+    computed yet. It waits for ``wait_s`` in all, and while the agent says that more may come, for
+    ``pending_s``.
+    """
 
     transfer: bytes = b""
-    """The name of the transfer that it is to receive."""
     peer: str = ""
-    """Where: host:port of an agent; empty for the own one."""
     early: bool = False
-    """Whether its blocks may not be computed yet."""
     wait_s: float = 0.0
-    """How long it waits in all."""
     pending_s: float = 0.0
-    """How long of that while the agent says that more may come."""
     groups: bytes = b""
     """The KV cache groups that count, a byte each; all if empty."""
 
@@ -199,9 +196,7 @@ class StaleRequests:
         self._next[tracked] = [0] * self._groups
 
     def admit(self, tracked: Tracked, tables: Sequence[Sequence[object]]) -> None:
-        """Add an admitted request if it found stale blocks; it is stale from the first of them
-        on.
-        """
+        """Add an admitted request if it found stale blocks: it is stale from the first of them."""
         self.mark_blocks()
         if not self._blocks.has_stale or tracked in self._next:
             return
@@ -277,9 +272,7 @@ class Blocks:
         return bool(self.pool.get_num_free_blocks() < self.max_saving)
 
     def withheld(self) -> bool:
-        """Return whether fewer blocks are free than saves could withhold from the engine if all
-        requests ended now.
-        """
+        """Return whether fewer blocks are free than saves would withhold if all requests ended."""
         return bool(self.pool.get_num_free_blocks() < self.saving)
 
     def cached(self, hashes: Sequence[bytes], group: int) -> int:
@@ -305,9 +298,7 @@ class Blocks:
             self.saving += pins
 
     def new_weights(self) -> None:
-        """Mark all blocks in the prefix cache as stale: they are not saved under their present
-        hash.
-        """
+        """Mark all blocks in the prefix cache as stale: none is saved under its present hash."""
         self._stale_hashes = {b.block_id: b.block_hash for b in self.pool.blocks if b.block_hash is not None}
         self.has_stale = bool(self._stale_hashes)
 

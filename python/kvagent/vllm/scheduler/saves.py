@@ -201,8 +201,8 @@ class Saves:
         return _NEVER if tracked is not None and tracked.awaited else self._blocks.room()
 
     def admit(self, tracked: Tracked) -> None:
-        """Begin with a request that is admitted: what it found in the engine's own cache is offered
-        at its end, unless another engine waits for it, and what it loaded is not.
+        """Begin with an admitted request: what it found in the engine's own cache is offered at its
+        end, unless another engine waits for it, and what it loaded is not.
         """
         if not tracked.awaited:
             first, saving = max(tracked.own, tracked.loaded[1]), tracked.saving
@@ -231,9 +231,8 @@ class Saves:
                 self.schedule.add(tracked)
 
     def add(self, tracked: Tracked, tokens: int) -> None:
-        """Add what the first ``tokens`` of a request leave to be saved, as far as there is room.
-
-        States are added by themselves (states).
+        """Add what the first ``tokens`` of a request leave to be saved, as far as there is room,
+        but for states.
         """
         cursor, least = tracked.saving.cursor, _NEVER
         for group, size, end in self._ends(tracked, tokens):
@@ -296,9 +295,8 @@ class Saves:
         return [(group, size, min(tokens // size, hashes // scale)) for group, size, scale, _ in self._positional]
 
     def _add(self, tracked: Tracked, group: int, begin: int, end: int) -> int:
-        """Add a request's blocks from ``begin`` to ``end`` as far as there is room.
-
-        Return the new cursor: the first block that must wait.
+        """Add a request's blocks from ``begin`` to ``end`` as far as there is room. Return the
+        first block that must wait.
         """
         _, size, scale, window = self._groups[group]
         if self._following:  # what the engine's own cache has may go by another next token
@@ -384,27 +382,22 @@ class Saves:
         return True
 
     def settled(self, tracked: Tracked) -> bool:
-        """Return whether all saves are over that have blocks of a request, or that it shares with
-        requests before it.
-        """
+        """Return whether all saves are over with blocks of a request, or of those before it."""
         if any(run.tracked is tracked for run in self._open):
             return False
         return next(iter(self._inflight), tracked.saving.job + 1) > tracked.saving.job
 
     def new_weights(self) -> None:
-        """Save nothing of what was added or noted, and nothing in flight again: all of it depends
-        on old weights.
-        """
+        """Save nothing of what was added or noted, and nothing in flight again."""
         self.drop()  # else it would be sent under the new epoch
         for save in self._inflight.values():
             save.stale = True
         self.clear()
 
     def revoke(self, *, awaited: bool = False, in_use: bool = True) -> list[int]:
-        """Revoke all saves, those that another engine awaits only with ``awaited``, and only with
-        ``in_use`` those all of whose blocks requests use: these would not be free.
-
-        Return their jobs; their blocks are free from the next step on.
+        """Revoke all saves, those that another engine awaits only with ``awaited``, and those all
+        of whose blocks requests use, so that none would be free, only with ``in_use``. Return their
+        jobs; their blocks are free from the next step on.
         """
         saves = [one for one in self._inflight.values() if awaited or not any(run.awaited for run in one.runs)]
         return self._revoke([one for one in saves if in_use or any(block.ref_cnt == 1 for block in one.blocks)])
@@ -419,11 +412,7 @@ class Saves:
         return [] if self.revoke_now is None else self.revoke(awaited=True)
 
     def _take_job(self) -> list[SaveRun]:
-        """Return as many runs as one job holds.
-
-        A job is revoked and released as a whole, so runs of awaited requests, and of no request,
-        have jobs of their own.
-        """
+        """Return as many runs as one job holds, all alike: it is revoked and released at once."""
         blocks = count = 0
         first = self._open[0]
         for run in self._open[:MAX_SECTIONS]:
@@ -436,8 +425,8 @@ class Saves:
         return runs
 
     def _confirms(self, run: SaveRun, statuses: bytes) -> bool:
-        """Return whether to offer a run of an awaited request again because another engine is
-        saving some of it: that is not stored yet, and may never be.
+        """Return whether to offer an awaited run again, since another engine is saving some of it,
+        which is not stored yet, and may never be.
         """
         if run.tracked is None or not run.awaited or BlockStatus.IN_PROGRESS not in statuses:
             return False
@@ -467,8 +456,8 @@ class Saves:
             self._blocks.unpin(blocks, awaited=runs[0].awaited)
 
     def _again(self, run: SaveRun, i: int) -> None:
-        """Offer the blocks of a run from the i-th on again: those of no request as ``restore``
-        says, awaited ones as soon as their request is looked at, and others when it ends.
+        """Offer the blocks of a run from the i-th on again: awaited ones as soon as their request
+        is looked at, others when it ends.
         """
         if run.tracked is None:
             self.restore(run, i)
