@@ -250,8 +250,8 @@ class _Run(NamedTuple):
 
     group: int
     first: int
-    hashes: list[bytes]
-    blocks: list[Any]
+    hashes: Sequence[bytes]
+    blocks: Sequence[Any]
 
 
 class Loads:
@@ -486,22 +486,16 @@ class Loads:
         """Yield the destination of the tokens from begin to end, by group, without null blocks."""
         hashes = tracked.request.block_hashes
         for group, spec in enumerate(self._geometry.groups):
-            scale = self._geometry.scale(group)
-            run: _Run | None = None
-            first, last = begin // spec.block_tokens, min(end // spec.block_tokens, len(tables[group]))
+            scale, table = self._geometry.scale(group), tables[group]
+            at, last = begin // spec.block_tokens, min(end // spec.block_tokens, len(table))
             if group in self._geometry.states:
-                first = end // spec.block_tokens - 1  # the state at the end is all that is needed
-            for i in range(first, last):
-                block = tables[group][i]
-                if run is not None and (block.is_null or len(run.blocks) >= self.job_blocks):
-                    yield run
-                    run = None
-                if not block.is_null:
-                    run = run or _Run(group, i, [], [])
-                    run.hashes.append(hashes[(i + 1) * scale - 1])
-                    run.blocks.append(block)
-            if run is not None:
-                yield run
+                at = end // spec.block_tokens - 1  # the state at the end is all that is needed
+            while at < last:
+                most = min(last, at + self.job_blocks)
+                stop = next((i for i in range(at, most) if table[i].is_null), most)
+                if at < stop:
+                    yield _Run(group, at, hashes[(at + 1) * scale - 1 : stop * scale : scale], table[at:stop])
+                at = max(stop, at + 1)
 
     def _parts(self, runs: Sequence[_Run], hashes: Sequence[bytes]) -> Iterator[Packed]:
         """Yield the runs, cut into jobs that a session accepts."""

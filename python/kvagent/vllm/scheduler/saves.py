@@ -313,21 +313,17 @@ class Saves:
 
     def _pick(self, tracked: Tracked, group: int, begin: int, keys: list[bytes], table: Sequence[Any]) -> int:
         """Add those blocks of a run that need saving. Return the first block that must wait."""
-        room = self.room(tracked)
-        first = 0  # start of the current run
-        for i, block in enumerate(table):
-            if block.is_null or self._blocks.is_stale(block):
-                if first < i:
-                    self.take(tracked, group, begin + first, keys[first:i], table[first:i])
-                first = i + 1
-            elif room <= 0:
-                keys = keys[:i]
-                break
-            else:
-                room -= 1
-        if first < len(keys):
-            self.take(tracked, group, begin + first, keys[first:], table[first : len(keys)])
-        return begin + len(keys)
+        room, at, end = max(self.room(tracked), 0), 0, len(keys)
+        while at < end:
+            stop = next((i for i in range(at, end) if table[i].is_null or self._blocks.is_stale(table[i])), end)
+            fits = min(stop, at + room)
+            if at < fits:
+                self.take(tracked, group, begin + at, keys[at:fits], table[at:fits])
+                room -= fits - at
+            if fits < stop:
+                return begin + fits
+            at = stop + 1
+        return begin + end
 
     # ---- jobs
 
