@@ -64,15 +64,13 @@ ADAPTERS = "adapters"
 
 @dataclass(slots=True)
 class LoadedAdapter:
-    """A LoRA adapter that a worker has loaded: other content than before, if any, under this
-    number.
+    """A LoRA adapter that a worker has loaded: other content than before, if any, under its number.
+    ``serial`` is greater for later content, ``digest`` empty if that cannot be determined.
     """
 
     number: int
     serial: int
-    """Greater for later content."""
     digest: bytes = b""
-    """Of the content; empty if it cannot be determined."""
 
 
 class LoadedAdapters(WorkerGuest):
@@ -242,13 +240,13 @@ SEVERAL = 0  # in place of a number: a name's requests had several at once
 
 @dataclass(slots=True)
 class Content:
-    """What the workers have loaded under a number."""
+    """What the workers have loaded under a number. ``digest`` is empty unless all of them have
+    reported the same.
+    """
 
     serial: int
     digests: list[bytes] = field(default_factory=list)
-    """One of each worker that has reported it."""
     digest: bytes = b""
-    """Empty unless all workers have reported the same."""
 
 
 class Adapters(Guest):
