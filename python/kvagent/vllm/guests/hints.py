@@ -16,6 +16,7 @@ saves are over, with the facts of its end: then its blocks are stored, and nobod
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
@@ -80,11 +81,9 @@ def _parts(one: Any) -> tuple[Any, Any, Any, Any]:
     raise Bad(f"{shown(one)}, allowed is a mapping")
 
 
-def _identifier(given: Any) -> str:
-    if given is None:
-        return ""
-    if not isinstance(given, str) or len(given.encode(errors="replace")) > MAX_HINT_ID:
-        raise Bad(f"id: {shown(given)}, allowed is a string of at most {MAX_HINT_ID} bytes")
+def _text(given: Any, least: int = 0, name: str = "") -> str:
+    if not isinstance(given, str) or not least <= len(given.encode(errors="replace")) <= MAX_HINT_ID:
+        raise Bad(f"{name}{shown(given)}, allowed is a string of {least} to {MAX_HINT_ID} bytes")
     return given.encode(errors="replace").decode()  # it comes back in an answer, as JSON
 
 
@@ -220,36 +219,30 @@ def _check(allowed: object, why: str) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Told:
-    """What the agent is told of a request."""
+    """What the agent is told of a request: ``about`` has the facts of its end, once it has ended,
+    and ``stored`` by group those of its blocks that may be stored. Actions are carried out when it
+    arrives (``now``, in ``parts`` until these are sent) or once it has ended; ``receipts`` are by
+    an action's number. ``terms``: how its look-ups wait for another agent.
+    """
 
     tracked: Tracked
     about: Hint
-    """With the facts of its end, once it has ended."""
     later: list[HintAction] = field(default_factory=list)
-    """Actions that are carried out once it has ended."""
     now: list[HintAction] = field(default_factory=list)
-    """Actions that are carried out when it arrives."""
     parts: list[Hint] = field(default_factory=list)
-    """The messages with these, until they are sent."""
     terms: Terms | None = None
-    """How its look-ups wait for another agent."""
     receipts: list[dict[str, Any]] = field(default_factory=list)
-    """By an action's number."""
     first: set[tuple[int, bytes]] | None = None
-    """The blocks that it was the first to store, with their groups; None if that does not
-    matter.
-    """
+    """The blocks that it was the first to store, with their groups; None: that does not matter."""
     stored: Sequence[Sequence[bytes]] = ()
-    """Once it has ended: of its blocks, those that may be stored, by group."""
 
 
 class Hints(Guest):
     """Tells the agent of the ends of requests, and of what clients ask to do with blocks."""
 
     def __init__(self, remote_s: float, tool_tokens: frozenset[int] = frozenset(), *, nodes: int = 1) -> None:
-        """``remote_s``: how long a request waits for blocks of another agent. ``tool_tokens``: of
-        which an output that calls a tool has one. ``nodes``: that the engine is on; with several no
-        agent has whole blocks of it, and none is told.
+        """``remote_s``: how long a request waits for another agent. ``tool_tokens``: of which an
+        output that calls a tool has one. ``nodes``: with several no agent has whole blocks.
         """
         self._told_of = nodes == 1
         self._remote_s = remote_s
@@ -262,8 +255,7 @@ class Hints(Guest):
 
     def name(self, tracked: Tracked, session: Any) -> None:
         """Name the client's session of a request that arrives. Raise Bad."""
-        _check(name := _session(session), f"{shown(session)}, allowed is a string of 1 to {MAX_HINT_ID} bytes")
-        self._own(self._of(tracked), name)
+        self._own(self._of(tracked), _text(session, least=1))
 
     def add(self, tracked: Tracked, given: Any) -> None:
         """Take the actions of a request that arrives: an envelope, or a list of plain ones. Raise
@@ -279,7 +271,7 @@ class Hints(Guest):
             try:
                 name, what, version, payload = _parts(one)
                 kind = what if isinstance(what, str) and what in NAMES else shown(what)
-                identifier = _identifier(name)
+                identifier = _text("" if name is None else name, name="id: ")
                 _check(i < MAX_HINT_ACTIONS, f"{len(every)} actions, allowed are {MAX_HINT_ACTIONS}")
                 self._take(told, _action(identifier, what, version, payload))
             except Bad as reason:
@@ -290,8 +282,9 @@ class Hints(Guest):
         a session it is told before the next step.
         """
         request, told = tracked.request, self._of(tracked)
-        if not told.about.session and (name := _session(getattr(request, "session_id", None))):
-            self._own(told, name)
+        if not told.about.session:
+            with contextlib.suppress(Bad):
+                self._own(told, _text(getattr(request, "session_id", None), least=1))
         if given := getattr(request, "kv_hints", None):
             try:
                 self.add(tracked, given)
@@ -457,12 +450,6 @@ def _number(identifier: str) -> int:
     """Return an action's number among those of its request."""
     number = identifier.rpartition("/")[2]
     return int(number) if number.isdecimal() else 1 << 32
-
-
-def _session(given: Any) -> str:
-    """Return the name of a client's session; empty if it is none."""
-    named = isinstance(given, str) and 0 < len(given.encode(errors="replace")) <= MAX_HINT_ID
-    return given.encode(errors="replace").decode() if named else ""
 
 
 def tool_tokens(model: Any) -> frozenset[int]:
