@@ -373,10 +373,7 @@ class StepWaits(WorkerGuest):
         while left and self._left_s > 0:
             begin = time.monotonic()
             if usable is None:
-                poller = select.poll()
-                for fd in self.side.descriptors():
-                    poller.register(fd, select.POLLIN)
-                poller.poll(math.ceil(self._left_s * 1e3))
+                self._listen()
             else:
                 time.sleep(min(pause_s, LONGEST_PAUSE_S))
                 pause_s *= 2
@@ -398,3 +395,9 @@ class StepWaits(WorkerGuest):
     def _unusable(self, usable: Callable[[int], bool] | None) -> list[int]:
         self._waited = [job for job in self._waited if job in self.side.jobs]
         return [job for job in self._waited if usable is None or not usable(job)]
+
+    def _listen(self) -> None:
+        poller = select.poll()
+        for fd in self.side.descriptors():
+            poller.register(fd, select.POLLIN)
+        poller.poll(math.ceil(self._left_s * 1e3))
