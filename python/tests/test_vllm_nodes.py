@@ -26,7 +26,6 @@ from kvagent.vllm.guests.nodes import (
     NodePart,
     Orders,
     Question,
-    Target,
 )
 from kvagent.vllm.guests.start import joined
 from kvagent.vllm.options import Options
@@ -138,7 +137,7 @@ def held(joint: JointSession) -> int:
 
 def test_it_is_there_while_all_sessions_are() -> None:
     joint, link = begun(parts=3)
-    assert joint.targets() == (Target(THERE, 1, b"space there", 0),) * 2
+    assert joint.targets() == ((FACTS, 0),) * 2
     assert joint.job_blocks == 100
     hear(joint, [replace(NEWS, part=2, session=None)])
     assert not there(joint)
@@ -154,7 +153,7 @@ def test_another_session_of_a_delegate_ends_the_joint_one() -> None:
     joint, link = begun()
     hear(joint, [replace(NEWS, session=replace(FACTS, epoch=2))])
     assert there(joint)
-    assert joint.targets()[0].epoch == 2
+    assert joint.targets()[0][0] == replace(FACTS, epoch=2)
     hear(joint, [replace(NEWS, session=replace(FACTS, number=8))])
     assert not there(joint)
     assert link.count == 2
@@ -200,7 +199,7 @@ def test_the_own_agent_is_asked_for_no_more_than_the_least() -> None:
     lookups._client = client
     assert lookups.answer(ticket, first=False) == found
     assert [one.tokens for one in sent] == [33]
-    assert [target.lease for target in joint.targets(5)] == [30, 31]
+    assert [lease for _, lease in joint.targets(5)] == [30, 31]
     assert link.released == []
 
 
@@ -224,7 +223,7 @@ def test_without_a_hit_at_another_node_the_own_agent_is_not_asked(lost: bool) ->
 def test_all_leases_of_a_hit_are_released_as_one() -> None:
     joint, link = begun()
     held(joint)
-    assert joint.targets(5)[0].lease == 30
+    assert joint.targets(5)[0][1] == 30
     joint.release(5, HERE)
     assert orders_of(joint) == Orders(0)
     assert link.released == [5]
@@ -238,7 +237,7 @@ def test_the_next_agent_gives_the_same_numbers_to_other_leases() -> None:
     held(joint)
     joint.release(5, b"l" * 16)
     assert orders_of(joint) is None
-    assert joint.targets(5)[0].lease == 30
+    assert joint.targets(5)[0][1] == 30
     assert link.released == []
 
 
@@ -265,7 +264,7 @@ def test_a_reset_does_not_hide_that_leases_have_ended() -> None:
     assert link.count == 2
     change = joint.poll()
     assert (change.ended, change.began) == (True, True)
-    assert joint.targets(5)[0].lease == 0
+    assert joint.targets(5)[0][1] == 0
     joint.release(5, HERE)
     assert orders_of(joint) == Orders(1)
 

@@ -86,27 +86,19 @@ def contained(calls: Mapping[str, Call]) -> Callable[[_Class], _Class]:
 
     def decorate(cls: _Class) -> _Class:
         for name, one in calls.items():
-            setattr(cls, name, _guarded(name, _forward(name, one) if one.to else getattr(cls, name), one))
+            setattr(cls, name, _guarded(name, None if one.to else getattr(cls, name), one))
         return cls
 
     return decorate
 
 
-def _forward(name: str, one: Call) -> Callable[..., Any]:
+def _guarded(name: str, method: Callable[..., Any] | None, one: Call) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(getattr(self, one.part), one.to)(*args, **kwargs)
-
-    call.__name__ = name
-    return call
-
-
-def _guarded(name: str, method: Callable[..., Any], one: Call) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if one.part and getattr(self, one.part) is None:
+        part = getattr(self, one.part) if one.part else self
+        if part is None:
             return one.answer
         try:
-            return method(self, *args, **kwargs)
+            return method(self, *args, **kwargs) if method else getattr(part, one.to)(*args, **kwargs)
         except OptionError:
             raise
         except Exception as error:
@@ -115,7 +107,7 @@ def _guarded(name: str, method: Callable[..., Any], one: Call) -> Callable[..., 
             one.failed(self, name, error, *args, **kwargs)
         return call(self, *args, **kwargs) if one.again else one.answer
 
-    return call
+    return functools.wraps(method)(call) if method else call
 
 
 class RetiredScheduler:

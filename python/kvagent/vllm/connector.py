@@ -440,7 +440,9 @@ class WorkerCalls(Calls):
         self._identity = with_resolved(self._identity, used_backends(self._vllm_config, self._config, kv_caches))
         link = self._make_link()
         if self._worker is None:
-            self._guests = self._start.worker(caches, self._rank, self._registration_of_node, lambda: self._identity)
+            self._guests = self._start.worker(
+                caches, self._rank, lambda: self._registration(Role.SCHEDULER, self._weights), lambda: self._identity
+            )  # fmt: skip
             self._worker = WorkerSide(
                 link, self._clock, per_block=geo.fails_by_block(self._config), generation=self._generation,
                 identity=() if self._start.part.index else self._identity, guests=self._guests,
@@ -464,9 +466,6 @@ class WorkerCalls(Calls):
             regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
             segments=self._memory.segments, cells=self._memory.cells,
         )  # fmt: skip
-
-    def _registration_of_node(self) -> Registration:
-        return self._registration(Role.SCHEDULER, self._weights)
 
     @property
     def _weights(self) -> str:

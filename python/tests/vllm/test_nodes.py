@@ -87,7 +87,7 @@ def complete(world: World) -> bool:
     agent = world.side.agent
     if agent.session is None:
         return False
-    nodes = [(agent.session.boot, agent.space), *((one.boot, one.space) for one in agent.targets())]
+    nodes = [(agent.session.boot, agent.space), *((one.boot, one.space) for one, _ in agent.targets())]
     links = [worker._worker._link.current() for worker in world.workers]
     found = [None if one is None else (one.boot, one.registered.space) for one in links]
     return found == [nodes[rank * len(nodes) // world.ranks] for rank in range(world.ranks)]
@@ -138,7 +138,7 @@ def rejoin(world: World, agent: AgentProcess) -> None:
     def there() -> bool:
         world.step()
         world.settle()
-        return complete(world) and world.side.agent.targets()[0].boot == now
+        return complete(world) and world.side.agent.targets()[0][0].boot == now
 
     eventually(there, "the engine at the new agent", HITS_S)
 

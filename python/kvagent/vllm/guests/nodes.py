@@ -119,26 +119,16 @@ class News:
     answers: tuple[Answered, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a job is for in another part: see SaveJob and LoadJob."""
-
-    boot: bytes
-    epoch: int
-    space: bytes
-    lease: int
-
-
-NOWHERE = Target(b"", 0, b"", 0)
-"""A job that was planned without a session."""
-
-
 def _at(part: int, job: _Job) -> _Job:
-    """Return a job as the ranks of another part than the scheduler's read it."""
-    target = job.elsewhere[part - 1] if job.elsewhere else NOWHERE
-    local: dict[str, Any] = {"boot": target.boot, "epoch": target.epoch, "space": target.space}
+    """Return a job as the ranks of another part than the scheduler's read it: it names by part the
+    session, or None if it was planned without one, and the lease.
+    """
+    session, lease = job.elsewhere[part - 1] if job.elsewhere else (None, 0)
+    local: dict[str, Any] = {"boot": b"", "epoch": 0, "space": b""}
+    if session is not None:
+        local = {"boot": session.boot, "epoch": session.epoch, "space": session.space}
     if isinstance(job, LoadJob):
-        local["lease"] = target.lease
+        local["lease"] = lease
     return replace(job, **local)
 
 
@@ -380,7 +370,8 @@ class JointLookups(Lookups):
         return super().outstanding() or any(map(self._lacks, self.open.values()))
 
     def ask(
-        self, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms = USUAL, *, ready: bool = False  # noqa: ARG002
+        self, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms = USUAL, *,
+        ready: bool = False,  # noqa: ARG002
     ) -> Ticket:  # fmt: skip
         """Ask all agents, the others with the next plan. Malformed for more hashes than a look-up
         may have; Busy if too many are not answered, or the next plan has too many hashes.
@@ -475,16 +466,13 @@ class JointSession(AgentSession):
         limits = [news.session.job_blocks for news in self._news.values() if news.session is not None]
         return min([super().job_blocks, *limits])
 
-    def targets(self, lease: int = 0) -> tuple[Target, ...]:
-        """Return what a job with this lease is for in the other parts."""
+    def targets(self, lease: int = 0) -> tuple[tuple[Facts | None, int], ...]:
+        """Return the sessions and leases of a job with this lease in the other parts."""
         if not self._up or self._mine is None:
             return ()
         ticket = self._mine.open.get(self._mine.leases.get(lease, 0))
         leases = {} if ticket is None else {part: one.lease for part, one in ticket.answers.items()}
-        return tuple(
-            NOWHERE if (at := news.session) is None else Target(at.boot, at.epoch, at.space, leases.get(part, 0))
-            for part, news in self._news.items()
-        )
+        return tuple((news.session, leases.get(part, 0)) for part, news in self._news.items())
 
     def poll(self, *, listen: bool = True) -> SessionChange:
         """Adopt sessions and their ends, and read messages."""

@@ -84,7 +84,7 @@ class AgentSession:
     @property
     def job_blocks(self) -> int:
         """Return the most blocks that a job may have."""
-        limit = 0 if self._session is None else self._session.limits.max_job_blocks
+        limit = self._session and self._session.limits.max_job_blocks
         return min(limit or MAX_JOB_BLOCKS, MAX_JOB_BLOCKS)
 
     def targets(self, lease: int = 0) -> tuple[Any, ...]:  # noqa: ARG002

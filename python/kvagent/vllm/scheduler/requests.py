@@ -230,11 +230,6 @@ class StaleRequests:
         self._next.pop(tracked, None)
         self._unmarked.pop(tracked, None)
 
-    def clear(self) -> None:
-        """Remove all requests."""
-        self._next.clear()
-        self._unmarked.clear()
-
 
 def _unhashed(block: Any) -> bool:
     return block.block_hash is None and not block.is_null

@@ -260,7 +260,7 @@ class SchedulerSide:
     def new_weights(self) -> None:
         """Stop saving what was computed so far, and drop all promises."""
         self.blocks.new_weights()
-        self._stale.clear()
+        self._stale = StaleRequests(self.blocks, len(self.geometry.groups))
         for tracked in self.requests.values():
             self.loads.forget(tracked)
             if tracked.stale or tracked.phase != Phase.NONE:
