@@ -272,12 +272,6 @@ class SchedulerCalls(Calls):
         about = {"model": str(model.model)[:MAX_REASON], "dtype": str(model.dtype), "tenant": self._options.tenant}
         self._notice = notice(self._options.socket_dir, str(transfer.engine_id), about, self._uncached)
 
-    def _leave_scheduler(self) -> None:
-        for one in (self._scheduler, self._revocation, self._notice):
-            if one is not None:
-                one.close()
-        self._scheduler = self._make_side = self._revocation = self._notice = None
-
     # ---- errors: each takes the name of vLLM's call, the error and the call's arguments
 
     def _fail(self, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG002
@@ -295,9 +289,11 @@ class SchedulerCalls(Calls):
         it was admitted, vLLM waits for what was promised, or computes in this step from what did
         not come. When it ended, vLLM frees its blocks, except for pinned ones.
         """
-        reason, side, tracked = self.errors.note(call, error, "The request is served uncached"), self._side, None
+        reason = self.errors.note(call, error, "The request is served uncached")
+        side, tracked = self._scheduler, None
         try:
-            tracked = side.exclude(request.request_id, over=call.startswith("request_finished"))
+            if side is not None:
+                tracked = side.exclude(request.request_id, over=call.startswith("request_finished"))
         except Exception as again:  # noqa: BLE001
             self._fail("exclude", again)
         if self.errors.too_many:
@@ -307,7 +303,7 @@ class SchedulerCalls(Calls):
             own = 0 if tracked is None else tracked.own // self._geometry.groups[0].block_tokens
             waits = tracked is not None and tracked.waits
             job = self.unloaded.add(request.request_id, blocks, own, sync=waits)
-            if tracked is not None and waits:
+            if side is not None and tracked is not None and waits:
                 try:
                     side.waiting_loads.start(job, tracked, external)
                 except Exception as again:  # noqa: BLE001
@@ -481,12 +477,6 @@ class WorkerCalls(Calls):
         assert self._worker is not None
         return self._worker
 
-    def _leave_worker(self) -> None:
-        self._leave_agent()
-        if self._clock is not None:
-            self._clock.close()
-            self._clock = None
-
     def _leave_agent(self) -> None:
         worker, self._worker = self._worker, None
         self._close_guests()
@@ -526,10 +516,8 @@ class WorkerCalls(Calls):
         self._close_memory()
         self._clock = self._clock or make_clock(None)
         link = Link(self._options.socket_dir, owner, None)
-        if self._worker is None:
-            self._worker = WorkerSide(link, self._clock, per_block=geo.fails_by_block(self._config))
-        else:
-            self._worker.rejoin(link)
+        self._worker = self._worker or WorkerSide(link, self._clock, per_block=geo.fails_by_block(self._config))
+        self._worker.rejoin(link)
         self._worker.refuse(f"{owner}: {reason}")
 
     def _fail_start(self, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG002
@@ -708,8 +696,14 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
 
     def shutdown(self) -> None:
         """Leave the agent."""
-        self._leave_scheduler()
-        self._leave_worker()
+        for one in (self._scheduler, self._revocation, self._notice):
+            if one is not None:
+                one.close()
+        self._scheduler = self._make_side = self._revocation = self._notice = None
+        self._leave_agent()
+        if self._clock is not None:
+            self._clock.close()
+            self._clock = None
 
 
 def _log_settings(transfer: Any) -> None:

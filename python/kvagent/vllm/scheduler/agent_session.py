@@ -143,9 +143,7 @@ class AgentSession:
     def unread(self) -> bool:
         """Return whether the next poll has something to read or send, or a session to adopt."""
         current = self._link.current()
-        if current is not self._session or current is None:
-            return current is not self._session
-        return current.unread() or current.sendable()
+        return current is not self._session or (current is not None and (current.unread() or current.sendable()))
 
     def awaited(self) -> bool:
         """Return whether an answer is expected from the agent: to a look-up, or to a ping."""

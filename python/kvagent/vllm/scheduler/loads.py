@@ -314,12 +314,16 @@ class Loads:
         if promised is not None and promised.lease:
             self._agent.release(promised.lease)
 
-    def lose(self, tracked: Tracked, *, promise: bool = True) -> None:
-        """Give up a look-up in flight, since the agent is gone, and the ``promise``."""
+    def lose(self, tracked: Tracked) -> None:
+        """Drop the promise and the look-up of a session that has ended."""
+        self._counts.lookups_unanswered += tracked.asking.ticket is not None
+        tracked.asking.promised = None
+        tracked.asking.ends()
+
+    def give_up(self, tracked: Tracked) -> None:
+        """Abandon a look-up in flight, if any, since the agent does not answer."""
         self._counts.lookups_unanswered += tracked.asking.ticket is not None
         self._abandon(tracked)
-        if promise:
-            tracked.asking.promised = None
 
     def _take_promise(self, tracked: Tracked) -> Promise | None:
         """Return the promise and pass its lease to the caller."""

@@ -97,7 +97,7 @@ class SchedulerSide:
         tracked.own = own
         if not self._usable(tracked):
             if self._stopped:
-                self.loads.lose(tracked, promise=False)
+                self.loads.give_up(tracked)
             return 0, False
         tokens = self.loads.promise(tracked, own, time.monotonic())
         promised = tracked.asking.promised
