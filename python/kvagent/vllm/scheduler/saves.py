@@ -369,7 +369,11 @@ class Saves:
                 continue
             over.append(run)
             own = own.ljust(len(run.hashes), bytes([BlockStatus.FAILED]))
-            self._count(own)
+            stored, revoked = own.count(BlockStatus.OK), own.count(BlockStatus.REVOKED)
+            existed = own.count(BlockStatus.EXISTS) + own.count(BlockStatus.IN_PROGRESS)
+            self._counts.saves_stored += stored
+            self._counts.saves_existed += existed
+            self._counts.saves_refused += len(own) - stored - existed - revoked
             settled = len(own) - len(own.lstrip(_SETTLED))
             if save.pinned and settled < len(own):
                 self._again(run, settled)
@@ -463,13 +467,6 @@ class Saves:
             saving.next_tokens = 0
         else:
             run.tracked.saving.again.append((run.group, run.first + i, run.first + len(run.hashes)))
-
-    def _count(self, statuses: bytes) -> None:
-        stored, revoked = statuses.count(BlockStatus.OK), statuses.count(BlockStatus.REVOKED)
-        existed = statuses.count(BlockStatus.EXISTS) + statuses.count(BlockStatus.IN_PROGRESS)
-        self._counts.saves_stored += stored
-        self._counts.saves_existed += existed
-        self._counts.saves_refused += len(statuses) - stored - existed - revoked
 
 
 class WorkerRevocation:
