@@ -49,9 +49,7 @@ READ = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin",
         "new_embeddings.safetensors", "new_embeddings.bin")  # fmt: skip
 """The files of an adapter that vLLM may read."""
 SETTLED_NS = 50_000_000
-"""A file that changed less than this before a load may change again under the same time stamp: a
-few ticks of the clock that stamps files.
-"""
+"""A file that changed later than so before a load may change again under the same time stamp."""
 MAX_ADAPTERS = 4096  # whose content is known; vLLM keeps fewer loaded
 _CONFIGURED = ("lora_dtype", "target_modules", "enable_mixed_moe_lora_format", "enable_moe_shared_loras")
 """The options of vLLM's LoRAConfig that change what an adapter computes."""

@@ -193,10 +193,8 @@ def staged(
     kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
     storages: dict[int, tuple[int, Any]], *, calling: frozenset[str],
 ) -> Found:  # fmt: skip
-    """Return the extents of the only group, and their stages. ``calling``: the layers that wait for
-    their part of a load.
-
-    They are those of the whole group, cut at the layers, so a block has the same bytes.
+    """Return the extents of the only group, cut at the layers, so that a block has the same bytes,
+    and their stages. ``calling``: the layers that wait for their part of a load.
     """
     if len(groups) != 1:
         raise Unsupported(f"layerwise: {len(groups)} KV cache groups, allowed is 1")
@@ -209,9 +207,8 @@ def staged(
 
 
 def stages_of(layers: Mapping[str, Sequence[Extent]], calling: frozenset[str]) -> tuple[list[Extent], Stages]:
-    """Return the extents of a group's layers in memory order, not merged, and their stages.
-
-    Layers that share memory share the stage of the first of them.
+    """Return the extents of a group's layers in memory order, not merged, and their stages. Layers
+    that share memory share the stage of the first of them.
     """
     order = sorted((name for name in layers if name in calling), key=_position)
     first = int(any(name not in calling for name in layers))
