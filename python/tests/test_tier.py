@@ -14,7 +14,7 @@ from kvagent.registration import Registration, identity_pairs
 from kvagent.session import Session
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError
-from kvagent.vllm.scheduler.agent_session import Liveness
+from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.vllm.tier.options import parse
 from kvagent.vllm.tier.questions import Ask
 from tests.agent import eventually
@@ -161,7 +161,7 @@ def test_a_frozen_agent_neither_holds_rows_nor_writes_to_them_when_it_wakes(
 def test_a_reset_does_not_wait_for_a_frozen_agent(
     rigs: Callable[..., Rig], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Liveness, "stopped", lambda *_: False)  # nothing but the bound of the drain ends the jobs
+    monkeypatch.setattr(AgentSession, "stopped", lambda *_: False)  # nothing but the bound of the drain ends the jobs
     rig = rigs(load_deadline_ms=600_000)
     agent.freeze()
     jobs = [rig.store(keys("q", 4), range(4)), rig.load(keys("p", 1), [9])]

@@ -251,7 +251,7 @@ def test_files_that_are_not_what_was_loaded(
     monkeypatch.setattr(files, "digest", digested)
     engine.load_adapter(lora)
     engine.save("one", "p", 4, 1, lora_request=lora)
-    assert (engine.scheduler.saves.counts.planned, engine.scheduler.counts.lookups) == (0, 0)
+    assert (engine.scheduler.counts.saves_planned, engine.scheduler.counts.lookups) == (0, 0)
     assert contents(guest(engine.scheduler, Adapters)) == ()
 
 

@@ -95,11 +95,11 @@ class FakeAgent:
 
     def __init__(self) -> None:
         self.session: Any = FakeSession()
-        self.answers: list[m.BlockEvents] = []
+        self.messages: list[m.BlockEvents] = []
         self.more = False
 
-    def take_answers(self) -> list[m.BlockEvents]:
-        taken, self.answers = self.answers, []
+    def take(self, _: object) -> list[m.BlockEvents]:
+        taken, self.messages = self.messages, []
         return taken
 
     def unread(self) -> bool:
@@ -130,7 +130,7 @@ class Case:
 
     def answer(self, *runs: m.EventRun, req: int = 0, state: int = 1) -> list[Any]:
         """Answer the last question, or ``req``, and take a step."""
-        self.agent.answers.append(m.BlockEvents(req or self.asked[1], state, runs))
+        self.agent.messages.append(m.BlockEvents(req or self.asked[1], state, runs))
         return self.it.take()
 
 
@@ -171,9 +171,9 @@ def test_what_no_router_could_use_is_left_out(case: Case) -> None:
 def test_the_end_of_a_session_removes_all_from_the_leaf_on(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication, "REMOVE_BLOCKS", 2)
     case.answer(stored("", "a", "b", "c"))
-    case.agent.answers.append(m.BlockEvents(case.asked[1], 1, (removed("c"),)))  # of the session that ended
+    case.agent.messages.append(m.BlockEvents(case.asked[1], 1, (removed("c"),)))  # of the session that ended
     case.agent.session = None
-    case.agent.answers.clear()
+    case.agent.messages.clear()
     assert case.it.pending()
     assert case.it.take() == [("removed", 0, ("c", "b"))]
     case.agent.session = FakeSession()

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.messages import BlockStatus, Group
-from kvagent.vllm.counters import SaveCounts
+from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.guests import lazy
-from kvagent.vllm.guests.lazy import LazyBatch
+from kvagent.vllm.guests.lazy import LazySaves
 from kvagent.vllm.options import OptionError, Options, parse
 from kvagent.vllm.scheduler.requests import Blocks, Hurry, Tracked
-from kvagent.vllm.scheduler.saves import HOLD_S, Saves
+from kvagent.vllm.scheduler.saves import HOLD_S
 from tests.sides import running
 
 if TYPE_CHECKING:
@@ -142,9 +142,11 @@ class Engine:
         table = lambda name: SimpleNamespace(blocks=(self.pool.tables[name],))  # noqa: E731
         self.blocks = Blocks(SimpleNamespace(block_pool=self.pool, get_blocks=table), pins)
         geometry = Geometry((Group(BLOCK, 64),), BLOCK)
-        counts = SaveCounts()
-        self.lazy = LazyBatch(geometry, self.blocks, counts, watermark)
-        self.saves = Saves(self.lazy, self.blocks, counts, lambda _: None)
+        self.counts = Counts()
+        self.saves = self.lazy = LazySaves(geometry, self.blocks, self.counts, watermark)
+        self.saves.revoke_now = lambda _: None
+        session = SimpleNamespace(boot=b"", epoch=1)
+        self.agent: Any = SimpleNamespace(session=session, space=b"", targets=lambda: ())
         self.now = 0.0
         self.steps = 0
         self.weights = 0
@@ -169,7 +171,7 @@ class Engine:
         self.pool.touch(hits)
         tracked = self.request(name, prompt, blocks, **more)
         tracked.own = len(hits) * BLOCK
-        self.lazy.begin(tracked)
+        self.lazy.admit(tracked)
         table = [*hits, *self.pool.get_new_blocks(blocks - len(hits))]
         self.pool.tables[name] = table
         for block, key in zip(table, tracked.request.block_hashes, strict=True):
@@ -180,7 +182,6 @@ class Engine:
     def note(self, tracked: Tracked) -> None:
         if tracked.request.num_tokens >= tracked.saving.next_tokens:
             self.lazy.add(tracked, tracked.request.num_tokens)
-        self.lazy.pin()
 
     def free(self, name: str) -> None:
         self.pool.free_blocks(reversed(self.pool.tables.pop(name)))
@@ -204,7 +205,7 @@ class Engine:
         self.begin()
         if self.lazy.due() and self.saves.ready():
             self.lazy.collect()
-        jobs = self.saves.finish(self.next_job, b"", 1)
+        jobs = self.saves.finish(self.next_job, self.agent)
         for job in jobs:
             save = self.saves._inflight[job.job]
             keys = [key for run in save.runs for key in run.hashes]
@@ -249,7 +250,7 @@ def test_a_block_is_saved_when_its_eviction_comes_near_and_once() -> None:
     assert engine.stored == [engine.key("a", i) for i in range(16, 20)]
     engine.step()
     assert len(engine.stored) == 4, "saved again"
-    assert engine.saves.counts.missed == 0
+    assert engine.counts.saves_missed == 0
 
 
 def test_the_order_of_eviction_is_that_without_saves() -> None:
@@ -269,7 +270,7 @@ def test_the_order_of_eviction_is_that_without_saves() -> None:
         evicted += ids(engine.pool.get_new_blocks(3))
         engine.step()
     assert evicted == before
-    assert (len(engine.stored), engine.saves.counts.missed) == (30, 0)
+    assert (len(engine.stored), engine.counts.saves_missed) == (30, 0)
 
 
 def test_a_section_has_its_parent_and_begins_at_the_root() -> None:
@@ -278,7 +279,7 @@ def test_a_section_has_its_parent_and_begins_at_the_root() -> None:
     engine.pool.get_new_blocks(2)
     engine.lazy.due()
     engine.lazy.collect()
-    (run,) = engine.lazy.open
+    (run,) = engine.lazy._open
     assert list(run.hashes) == [engine.key("a", i) for i in range(22, 30)]
     assert run.notes[0].parent == engine.key("a", 21)
     assert run.section.count(engine.key("a", 21)) == 1, "the section does not name its parent"
@@ -297,7 +298,7 @@ def test_a_block_that_was_reused_is_not_saved_under_its_old_key() -> None:
     for _ in range(3):
         engine.step()
     assert all(engine.lazy.unsaved.get(block.block_id) is None for block in engine.pool.blocks)
-    assert engine.saves.counts.missed == 12
+    assert engine.counts.saves_missed == 12
 
 
 def test_a_block_that_lost_its_hash_is_not_saved() -> None:
@@ -329,7 +330,7 @@ def test_nothing_is_noted_after_a_reset() -> None:
     assert engine.pool.reset_prefix_cache()
     engine.lazy.clear()
     engine.serve("b", "b", 16)
-    assert engine.saves.counts.missed == 0
+    assert engine.counts.saves_missed == 0
 
 
 @pytest.mark.parametrize("status", [BlockStatus.BUSY, BlockStatus.FAILED, BlockStatus.TIMED_OUT])
@@ -344,7 +345,7 @@ def test_what_the_agent_refused_is_offered_again(status: BlockStatus) -> None:
     engine.pool.get_new_blocks(1)
     engine.step()
     assert sorted(engine.stored) == [engine.key("a", i) for i in range(11, 15)]
-    assert engine.saves.counts.missed == 1
+    assert engine.counts.saves_missed == 1
 
 
 def test_what_was_revoked_is_noted_at_once_and_only_while_it_is_there() -> None:
@@ -357,7 +358,7 @@ def test_what_was_revoked_is_noted_at_once_and_only_while_it_is_there() -> None:
     for i, block in zip((15, 14), engine.pool.tables["b"], strict=True):
         block.block_hash, block.holds = engine.key("a", i) + b"\0\0\0\0", "of other content"
     engine.answer(job, BlockStatus.REVOKED)
-    assert engine.saves.counts.missed == 2
+    assert engine.counts.saves_missed == 2
     for _ in range(3):
         engine.step()
     engine.free("b")
@@ -479,7 +480,7 @@ def test_few_steps_look_at_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         engine.serve(f"b{i}", f"b{i}", 1)
         engine.step()
     assert looks <= 2 + 2 * lazy.LOOKS
-    assert engine.saves.counts.missed == 0
+    assert engine.counts.saves_missed == 0
 
 
 def test_pins_bound_what_is_saved_at_once() -> None:
@@ -547,8 +548,8 @@ def test_the_watermark_is_at_least_what_two_steps_take() -> None:
     options = Options(offload="lazy", watermark_percent=10)
 
     def watermark(step_tokens: int, blocks: int) -> int:
-        made = lazy.batch_of(options, geometry, step_tokens)
-        return made(geometry, Blocks(SimpleNamespace(block_pool=Pool(blocks)), 0.05), SaveCounts())._watermark
+        made = lazy.saves_of(options, step_tokens)
+        return made(geometry, Blocks(SimpleNamespace(block_pool=Pool(blocks)), 0.05), Counts())._watermark
 
     assert watermark(0, 1000) == 100
     assert watermark(1024, 1000) == 2 * (64 + 32)

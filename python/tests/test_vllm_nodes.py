@@ -15,9 +15,18 @@ from kvagent.errors import Busy, SessionEnded, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
 from kvagent.messages import Group, Registered
 from kvagent.vllm.geometry import Geometry, Unsupported
-from kvagent.vllm.guests.nodes.delegate import Delegate
-from kvagent.vllm.guests.nodes.joint import PLAN_BYTES, JointSession
-from kvagent.vllm.guests.nodes.parts import NODES, Answered, Facts, News, NodePart, Orders, Question, Target
+from kvagent.vllm.guests.nodes import (
+    NODES,
+    PLAN_BYTES,
+    Answered,
+    Delegate,
+    Facts,
+    JointSession,
+    News,
+    NodePart,
+    Orders,
+    Question,
+)
 from kvagent.vllm.guests.start import joined
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, StepPlan
@@ -28,7 +37,7 @@ from tests.simulated import Pool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvagent.vllm.guests.nodes.joint import JointLookups
+    from kvagent.vllm.guests.nodes import JointLookups
     from kvagent.vllm.scheduler.agent_session import AgentSession
 
 HERE, THERE = b"h" * 16, b"t" * 16
@@ -113,7 +122,7 @@ def asked(joint: JointSession) -> tuple[JointLookups, Any]:
 
 
 def answer(joint: JointSession, ticket: Any, **more: Any) -> None:
-    answered = Answered(ticket.number, **({"tokens": 64, "lease": 30} | more))
+    answered = Answered(ticket.question.number, **({"tokens": 64, "lease": 30} | more))
     hear(joint, [replace(NEWS, answers=(answered,))])
 
 
@@ -121,13 +130,14 @@ def held(joint: JointSession) -> int:
     """Return a question whose answer was found here too, with the lease 5, and there with 30."""
     _, ticket = asked(joint)
     answer(joint, ticket)
-    joint.hold(5, ticket.number)
-    return int(ticket.number)
+    lookups: Any = joint.lookups
+    lookups.leases[5] = ticket.question.number
+    return int(ticket.question.number)
 
 
 def test_it_is_there_while_all_sessions_are() -> None:
     joint, link = begun(parts=3)
-    assert joint.targets() == (Target(THERE, 1, b"space there", 0),) * 2
+    assert joint.targets() == ((FACTS, 0),) * 2
     assert joint.job_blocks == 100
     hear(joint, [replace(NEWS, part=2, session=None)])
     assert not there(joint)
@@ -143,7 +153,7 @@ def test_another_session_of_a_delegate_ends_the_joint_one() -> None:
     joint, link = begun()
     hear(joint, [replace(NEWS, session=replace(FACTS, epoch=2))])
     assert there(joint)
-    assert joint.targets()[0].epoch == 2
+    assert joint.targets()[0][0] == replace(FACTS, epoch=2)
     hear(joint, [replace(NEWS, session=replace(FACTS, number=8))])
     assert not there(joint)
     assert link.count == 2
@@ -167,9 +177,9 @@ def test_an_abandoned_question_gives_its_leases_back() -> None:
     _, other = asked(joint)
     lookups.abandon(ticket)
     assert joint.awaits_leases(), "no plan has told of it"
-    assert orders_of(joint) == Orders(0, (other.number,))
+    assert orders_of(joint) == Orders(0, (other.question.number,))
     assert not joint.awaits_leases()
-    hear(joint, [replace(NEWS, part=2, late=True, answers=(Answered(ticket.number, 64, 31),))])
+    hear(joint, [replace(NEWS, part=2, late=True, answers=(Answered(ticket.question.number, 64, 31),))])
     assert joint.awaits_leases(), "the other one may still get a lease"
     hear(joint, [replace(NEWS, part=2)])
     assert not joint.awaits_leases()
@@ -180,16 +190,16 @@ def test_the_own_agent_is_asked_for_no_more_than_the_least() -> None:
     lookups, ticket = asked(joint)
     answer(joint, ticket, tokens=64, lease=30)
     assert lookups.answer(ticket, first=False) is None, "the third node has not answered"
-    hear(joint, [replace(NEWS, part=2, answers=(Answered(ticket.number, 32, 31),))])
+    hear(joint, [replace(NEWS, part=2, answers=(Answered(ticket.question.number, 32, 31),))])
     sent: list[Any] = []
     found = Answer(3, LookupStatus.HIT, 32, 5, HERE)
     client: Any = SimpleNamespace(
-        submit=lambda request, _: sent.append(request), poll=lambda *_: found, close=lambda: None
+        submit=lambda request, _: (sent.append(request), object())[1], poll=lambda *_: found, close=lambda: None
     )  # fmt: skip
     lookups._client = client
     assert lookups.answer(ticket, first=False) == found
     assert [one.tokens for one in sent] == [33]
-    assert [target.lease for target in joint.targets(5)] == [30, 31]
+    assert [lease for _, lease in joint.targets(5)] == [30, 31]
     assert link.released == []
 
 
@@ -206,14 +216,14 @@ def test_without_a_hit_at_another_node_the_own_agent_is_not_asked(lost: bool) ->
         found = lookups.answer(ticket, first=False)
         assert found is not None
         assert (found.tokens, found.lease) == (0, 0)
-    assert ticket.here is None
+    assert ticket.here.ticket is None
     assert not joint.awaits_leases()
 
 
 def test_all_leases_of_a_hit_are_released_as_one() -> None:
     joint, link = begun()
     held(joint)
-    assert joint.targets(5)[0].lease == 30
+    assert joint.targets(5)[0][1] == 30
     joint.release(5, HERE)
     assert orders_of(joint) == Orders(0)
     assert link.released == [5]
@@ -227,7 +237,7 @@ def test_the_next_agent_gives_the_same_numbers_to_other_leases() -> None:
     held(joint)
     joint.release(5, b"l" * 16)
     assert orders_of(joint) is None
-    assert joint.targets(5)[0].lease == 30
+    assert joint.targets(5)[0][1] == 30
     assert link.released == []
 
 
@@ -254,7 +264,7 @@ def test_a_reset_does_not_hide_that_leases_have_ended() -> None:
     assert link.count == 2
     change = joint.poll()
     assert (change.ended, change.began) == (True, True)
-    assert joint.targets(5)[0].lease == 0
+    assert joint.targets(5)[0][1] == 0
     joint.release(5, HERE)
     assert orders_of(joint) == Orders(1)
 
@@ -377,7 +387,7 @@ def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
     delegate.poll()
     assert [news.answers for news in delegate.news()] == [()]
     session.pinging = True
-    delegate._agent.liveness.heard(-math.inf)
+    delegate._agent.heard(-math.inf)
     delegate.begin(StepPlan())
     delegate.poll()
     (news,) = delegate.news()

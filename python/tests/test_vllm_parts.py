@@ -31,7 +31,7 @@ from kvagent.vllm.geometry import (
     ranks,
     shard,
 )
-from kvagent.vllm.guests.nodes.parts import NodePart, Target, localized
+from kvagent.vllm.guests.nodes import Facts, NodePart
 from kvagent.vllm.internals import around
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Constants, OptionError, Options, parse, saves
@@ -679,12 +679,12 @@ def test_the_parts_of_an_engine_over_nodes() -> None:
 
 
 def test_a_part_without_a_target_gets_a_job_for_no_agent() -> None:
-    target = Target(b"far", 7, b"there", 9)
+    target = Facts(b"far", 1, 7, b"there", 0), 9
     load = LoadJob(1, b"here", 2, "r", 3, 1.0, (), b"", b"space", elsewhere=(target,))
     save = SaveJob(2, b"here", 2, 0, packed([b"x"], 0), b"space")
-    plan = localized(StepPlan(loads=[load], saves=[save]), 1)
+    plan = NodePart(1, 2, 2).of_plan(StepPlan(loads=[load], saves=[save]))
     (own,), (none,) = plan.loads, plan.saves
     assert (own.boot, own.epoch, own.space, own.lease) == (b"far", 7, b"there", 9)
     assert (none.boot, none.space) == (b"", b""), "it would be sent as if to the scheduler's agent"
     idle = StepPlan(decoding=3)
-    assert localized(idle, 1) is idle
+    assert NodePart(1, 2, 2).of_plan(idle) is idle

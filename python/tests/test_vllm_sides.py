@@ -23,10 +23,11 @@ from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import LISTEN_STEPS, Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report
-from kvagent.vllm.scheduler.loads import LookupWaits, Promises
+from kvagent.vllm.scheduler.loads import Loads, Lookups
+from kvagent.vllm.scheduler.requests import Blocks
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
 from tests.sides import running
-from tests.simulated import BLOCK, NO_TOKENS, SimulatedEngine
+from tests.simulated import BLOCK, NO_TOKENS, Pool, SimulatedEngine
 from tests.test_session import Agent
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., Simulat
     for limited in (engine.scheduler.saves, engine.scheduler.loads):
         assert limited is not None
     engine.step()  # a new session sets the limits
-    engine.scheduler.saves.batch.job_blocks = engine.scheduler.loads.job_blocks = 30
+    engine.scheduler.saves.job_blocks = engine.scheduler.loads.job_blocks = 30
     request = engine.request("a", "long", 100)
     engine.matched(request)
     engine.admit(request)
@@ -189,7 +190,7 @@ def test_a_request_offers_each_of_its_blocks_once(engines: Callable[..., Simulat
         engine.scheduler.finished(twin, normally=True)
     assert engine.step().plan.saves == []
     assert agent.status()["blocks_stored"] == 4
-    assert engine.scheduler.saves.counts.existed == 4
+    assert engine.scheduler.counts.saves_existed == 4
 
 
 def test_what_the_engine_had_itself_is_offered_at_the_end(
@@ -843,14 +844,15 @@ def test_a_registration_that_cannot_be_made_is_tried_again(
     assert len([r for r in caplog.records if "surrogates not allowed" in r.getMessage() and r.exc_info]) == 1
 
 
-class _Lookups:
+class _Lookups(Lookups):
     """Gives the prepared answers, and none after them."""
 
     def __init__(self, *answers: Answer | None) -> None:
         self.answers = list(answers)
         self.asked = 0
+        self.released: list[int] = []
 
-    def ask(self, tokens: int, own: int, hashes: Any, wanted: Any = None, *, ready: bool = False) -> object:
+    def ask(self, *_: Any, **__: Any) -> Any:
         self.asked += 1
         return self
 
@@ -861,16 +863,13 @@ class _Lookups:
         pass
 
 
-def promises(lookups: _Lookups, **options: Any) -> tuple[Promises, Tracked, Counts, list[int]]:
-    released: list[int] = []
-    agent: Any = SimpleNamespace(lookups=lookups, release=released.append)
-    counts = Counts()
+def promises(lookups: _Lookups, **options: Any) -> tuple[Loads, Tracked, Counts, list[int]]:
+    agent: Any = SimpleNamespace(lookups=lookups, release=lookups.released.append)
+    counts, blocks = Counts(), Blocks(SimpleNamespace(block_pool=Pool(64)), 0.5)
     request = SimpleNamespace(num_tokens=4 * BLOCK + 1, block_hashes=[bytes([i]) * 32 for i in range(4)])
-    chosen = Options(min_load_tokens=16, **options)
-    made = Promises(
-        agent, Geometry((m.Group(BLOCK, 64),), BLOCK), chosen, counts, LookupWaits(chosen), lambda _, __: False
-    )  # fmt: skip
-    return made, running(request), counts, released
+    geometry, chosen = Geometry((m.Group(BLOCK, 64),), BLOCK), Options(min_load_tokens=16, **options)
+    made = Loads(agent, geometry, chosen, blocks, counts, lambda *_: False)
+    return made, running(request), counts, lookups.released
 
 
 def answer(status: int, tokens: int = 0, lease: int = 0) -> Answer:

@@ -46,7 +46,7 @@ def added(tracked: Tracked, handed: list[tuple[int, int, int]], *, decode: bool 
     state = SimpleNamespace(boundary_state_offloads={"one": handed, "another": [(1, 9, BLOCK)]})
     (states,), output = side.guests, SimpleNamespace(kv_connector_block_state=state, preempted_req_ids=None)
     states.planned(StepPlan(), output, 0.0)
-    runs = side.saves.batch.take_all()
+    runs = side.saves._open
     assert all(run.group == 1 and pool.blocks[run.blocks[0].block_id].ref_cnt == 2 for run in runs)
     return [(run.blocks[0].block_id, run.hashes[0]) for run in runs]
 
@@ -107,7 +107,9 @@ def planned(table: list[Block], tokens: int) -> Any:
     """Return the job that loads so many tokens of a request with this table of states."""
     session = SimpleNamespace(boot=b"b" * 16, epoch=1)
     agent: Any = SimpleNamespace(session=session, space=b"s" * 16, targets=lambda _: ())
-    loads = Loads(agent, GEOMETRY, Options(), Blocks(SimpleNamespace(block_pool=Pool(64)), 0.5), Counts())
+    loads = Loads(
+        agent, GEOMETRY, Options(), Blocks(SimpleNamespace(block_pool=Pool(64)), 0.5), Counts(), lambda *_: False
+    )
     full = [Block(i) for i in range(1, 11)]
     tracked = request()
     tracked.asking.promised = Promise(0, tokens, 7, 0.0)
@@ -132,8 +134,8 @@ def test_a_load_without_a_block_for_its_state_fails(table: list[Block]) -> None:
 def test_the_last_token_is_computed_even_of_a_prompt_that_is_received() -> None:
     tracked = request()
     tracked.asking.terms = Terms(b"name")
-    assert side_of()._promises.most(tracked, 0) == 10 * BLOCK
-    assert side_of(geometry=GEOMETRY)._promises.most(tracked, 0) == 10 * BLOCK - 1
+    assert side_of().loads.most(tracked, 0) == 10 * BLOCK
+    assert side_of(geometry=GEOMETRY).loads.most(tracked, 0) == 10 * BLOCK - 1
 
 
 def test_a_layer_with_several_tensors_has_the_bytes_of_all() -> None:

@@ -357,12 +357,13 @@ def test_old_blocks_are_not_kept(engines: Callable[..., SimulatedEngine], agent:
 def test_many_blocks_are_told_with_several_messages() -> None:
     hashes = [i.to_bytes(4, "big") for i in range(8193)]
     todo, own = (m.HintAction("a", m.Action.PIN, ms=5),), {hashes[1], hashes[8192]}
-    parts = list(hints(7, "s", m.Finish.STOP, 3, todo, [[], hashes], lambda group, key: group == 1 and key in own))
+    about = m.Hint(7, "s", m.Finish.STOP, 3, todo, ())
+    parts = list(hints(about, [[], hashes], {(1, key) for key in own}))
     assert [(one.req, one.session, one.finish, one.output, one.actions) for one in parts] == [(7, "s", 1, 3, todo)] * 2
     first, second = (one.chains[0] for one in parts)
     assert (first.group, first.hashes, first.own) == (1, b"".join(hashes[:8192]), b"\2" + bytes(1023))
     assert second == m.HintChain(1, 4, hashes[8192], b"\1")
-    assert list(hints(7, "", m.Finish.UNKNOWN, 0, todo, [[]], None)) == []
+    assert list(hints(about, [[]], None)) == []
 
 
 def test_an_engine_on_several_nodes_takes_no_hints() -> None:
@@ -370,5 +371,5 @@ def test_an_engine_on_several_nodes_takes_no_hints() -> None:
     side = side_of(Switches(hinted, transfers=False), hinted)
     tracked = seen(side, {"kvagent.hints": [{"id": "a", "action": "kv.fetch", "from": "there:1"}]})
     assert tracked.asking.terms == USUAL
-    (receipt,) = hinted._running["r"].receipts
+    (receipt,) = hinted._told[tracked].receipts
     assert (receipt["id"], receipt["state"], receipt["reason"]) == ("a", "rejected", "the engine is on several nodes")

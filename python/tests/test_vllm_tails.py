@@ -55,19 +55,19 @@ def test_the_end_of_a_request_saves_what_there_is_room_for(
     engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
     engine = engines(pin_percent=10.0)  # 6 of 64 blocks
-    saves = engine.scheduler.saves
+    counts = engine.scheduler.counts
     request = admitted(engine, "a", 20)
     agent.freeze()  # no save is over before it ends
     engine.step((request, request.num_tokens))
     end(engine, request)
     agent.thaw()
     engine.quiet()
-    assert (agent.status()["blocks_stored"], saves.counts.missed) == (6, 14)
+    assert (agent.status()["blocks_stored"], counts.saves_missed) == (6, 14)
     request = computed(engine, "b", 9)
     engine.quiet()
     end(engine, request)
     engine.quiet()
-    assert (agent.status()["blocks_stored"], saves.counts.missed) == (6 + 9, 14)
+    assert (agent.status()["blocks_stored"], counts.saves_missed) == (6 + 9, 14)
     assert engine.scheduler.blocks.saving == 0
 
 
@@ -79,12 +79,12 @@ def test_a_preemption_revokes_the_saves_of_its_request_alone(
     agent.freeze()
     for request in (one, two):
         engine.step((request, request.num_tokens))
-    saves, blocks = engine.scheduler.saves, engine.scheduler.blocks
+    counts, blocks = engine.scheduler.counts, engine.scheduler.blocks
     assert blocks.saving == 8
     engine.pool.free_blocks(engine.tables["a"])  # by vLLM
     step = engine.step((two, 1), preempted=["a"])
     assert len(step.plan.revokes) == 1
-    assert (blocks.saving, saves.counts.revoked) == (4, 4)
+    assert (blocks.saving, counts.saves_revoked) == (4, 4)
     assert [block.ref_cnt for block in engine.tables["b"][:4]] == [2] * 4
     agent.thaw()
     engine.scheduler.finished(one, normally=False)

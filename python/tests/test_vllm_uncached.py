@@ -12,10 +12,10 @@ import pytest
 
 from kvagent.doctor import engines as engine_findings
 from kvagent.doctor import sharing
-from kvagent.vllm.boundary import MAX_REASON, Notice, RetiredScheduler, notice
+from kvagent.vllm.boundary import MAX_REASON, RetiredScheduler, notice
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError, parse
-from kvagent.vllm.plan import Report, uncached_plan
+from kvagent.vllm.plan import Report, StepPlan
 from tests.agent import AgentProcess, eventually
 from tests.simulated import SimulatedEngine
 
@@ -45,7 +45,7 @@ def listed(agent: AgentProcess) -> dict[str, Any]:
 
 
 def test_the_agent_lists_an_uncached_engine_with_the_reason_until_it_ends(agent: AgentProcess) -> None:
-    told = Notice(str(agent.folder), notice("lonely", IDENTITY, REASON))
+    told = notice(str(agent.folder), "lonely", IDENTITY, REASON)
     try:
         engine = eventually(lambda: listed(agent).get("lonely"), "the engine in the agent's list")
         assert engine["identity"]["uncached"] == REASON
@@ -60,7 +60,7 @@ def test_the_agent_lists_an_uncached_engine_with_the_reason_until_it_ends(agent:
 
 
 def test_an_agent_that_starts_later_or_again_is_told_too(agent: AgentProcess) -> None:
-    told = Notice(str(agent.folder), notice("lonely", IDENTITY, REASON))
+    told = notice(str(agent.folder), "lonely", IDENTITY, REASON)
 
     def step() -> bool:
         told.poll()
@@ -75,16 +75,17 @@ def test_an_agent_that_starts_later_or_again_is_told_too(agent: AgentProcess) ->
         told.close()
 
 
-def test_a_long_reason_is_cut_and_has_one_line() -> None:
-    told = dict(notice("e" * 200, IDENTITY, "a\nb " * MAX_REASON).identity)["uncached"]
+def test_a_long_reason_is_cut_and_has_one_line(agent: AgentProcess) -> None:
+    session = notice(str(agent.folder), "e" * 200, IDENTITY, "a\nb " * MAX_REASON)
+    told = eventually(lambda: listed(agent).get("e" * 128), "the engine")["identity"]["uncached"]
+    session.close()
     assert len(told) == MAX_REASON
     assert told.startswith("a b a b")
 
 
-def test_an_uncached_engine_plans_one_object_and_waits_for_nothing() -> None:
+def test_an_uncached_engine_waits_for_nothing() -> None:
     side = RetiredScheduler(None)
-    assert side.plan(None) is uncached_plan()
-    assert pickle.loads(pickle.dumps(side.plan(None))) is uncached_plan()  # noqa: S301
+    assert side.plan(None) == StepPlan(uncached=True)
     assert not side.pending()
 
 
@@ -119,7 +120,7 @@ def test_a_rank_that_is_refused_retires_the_engine_with_saves_in_flight(
     agent.thaw()
     eventually(lambda: (engine.step(), not retired.pending())[1], "the report of the saves")
     assert {block.ref_cnt for block in engine.pool.blocks} == {1}
-    assert retired.plan(None) is uncached_plan()
+    assert retired.plan(None).uncached
     engine.scheduler = side  # which closes
 
 

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import struct
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kvagent.messages import Group, Role
@@ -26,14 +27,13 @@ from kvagent.vllm.counters import ErrorCounts
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import FAIL, OptionError, Options
-from kvagent.vllm.plan import LoadJob, Report, StepPlan, uncached_plan
+from kvagent.vllm.plan import LoadJob, Report, StepPlan
 from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.wire import Packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.side import SchedulerSide
 
 
@@ -77,6 +77,8 @@ class Call(NamedTuple):
     """The attribute with the part that the call is made of: without it nothing is called."""
     again: bool = False
     """Whether the call is then made again, of what took the place of the part that failed."""
+    to: str = ""
+    """The part's method to which the call is forwarded as it is; the class has none then."""
 
 
 def contained(calls: Mapping[str, Call]) -> Callable[[_Class], _Class]:
@@ -84,19 +86,19 @@ def contained(calls: Mapping[str, Call]) -> Callable[[_Class], _Class]:
 
     def decorate(cls: _Class) -> _Class:
         for name, one in calls.items():
-            setattr(cls, name, _guarded(name, getattr(cls, name), one))
+            setattr(cls, name, _guarded(name, None if one.to else getattr(cls, name), one))
         return cls
 
     return decorate
 
 
-def _guarded(name: str, method: Callable[..., Any], one: Call) -> Callable[..., Any]:
-    @functools.wraps(method)
+def _guarded(name: str, method: Callable[..., Any] | None, one: Call) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if one.part and getattr(self, one.part) is None:
+        part = getattr(self, one.part) if one.part else self
+        if part is None:
             return one.answer
         try:
-            return method(self, *args, **kwargs)
+            return method(self, *args, **kwargs) if method else getattr(part, one.to)(*args, **kwargs)
         except OptionError:
             raise
         except Exception as error:
@@ -105,7 +107,7 @@ def _guarded(name: str, method: Callable[..., Any], one: Call) -> Callable[..., 
             one.failed(self, name, error, *args, **kwargs)
         return call(self, *args, **kwargs) if one.again else one.answer
 
-    return call
+    return functools.wraps(method)(call) if method else call
 
 
 class RetiredScheduler:
@@ -118,14 +120,14 @@ class RetiredScheduler:
 
     def __init__(self, side: SchedulerSide | None) -> None:
         self._side = side
-        self._revokes = side is not None
+        self._revokes = True
         if side is not None:
             with contextlib.suppress(Exception):
                 side.close()
 
     def plan(self, output: Any) -> StepPlan:
         """Return a plan without jobs, and at the end the plan to leave the agent."""
-        plan = StepPlan(idle=not output.num_scheduled_tokens) if self.pending() else uncached_plan()
+        plan = StepPlan(idle=not output.num_scheduled_tokens) if self.pending() else StepPlan(uncached=True)
         if self._revokes and self._side is not None:
             self._revokes = False
             with contextlib.suppress(Exception):
@@ -137,21 +139,18 @@ class RetiredScheduler:
         """Release the blocks of jobs that are over. What a step computed from a load that failed is
         dropped.
         """
-        side = self._side
-        if side is None:
-            return
-        for job, outcome in report.outcomes.items():
+        if (side := self._side) is not None:
+            for job, outcome in report.outcomes.items():
+                with contextlib.suppress(Exception):
+                    side.settle(job, outcome)
             with contextlib.suppress(Exception):
-                side.settle(job, outcome)
-        with contextlib.suppress(Exception):
-            side.settle_waiting(report)
+                side.settle_waiting(report)
 
     def pending(self) -> bool:
         """Return whether steps are needed without requests: a report is outstanding."""
-        try:
+        with contextlib.suppress(Exception):  # the blocks stay pinned
             return self._side is not None and self._side.waiting()
-        except Exception:  # noqa: BLE001  the blocks stay pinned
-            return False
+        return False
 
 
 class Unloaded:
@@ -170,9 +169,8 @@ class Unloaded:
         self._number -= 1  # no other job has it
         tables = blocks.get_block_ids()
         ids = list(tables[0][own:]) if len(tables) == 1 else [block for group in tables for block in group]
-        parts = (Packed(b"", len(ids)),)
-        packed = b"".join(block.to_bytes(4, "little") for block in ids)
-        self._jobs.append(LoadJob(self._number, b"", 0, request, 0, 0.0, parts, packed, sync=sync))
+        packed = struct.pack(f"<{len(ids)}I", *ids)
+        self._jobs.append(LoadJob(self._number, b"", 0, request, 0, 0.0, (Packed(b"", len(ids)),), packed, sync=sync))
         return self._number
 
     def add_planned(self, loads: Iterable[LoadJob]) -> None:
@@ -183,120 +181,10 @@ class Unloaded:
         """Return a plan with these loads, which fail in the workers as planned for no agent."""
         jobs, self._jobs = self._jobs, []
         if jobs:
-            plan = dataclasses.replace(plan, loads=[*plan.loads, *jobs], uncached=False)
+            plan.loads, plan.uncached = [*plan.loads, *jobs], False
         if plan.loads:
             self._told = max(self._told, *(load.job for load in plan.loads))
         return plan
-
-
-def retire(self: Any, reason: str) -> None:
-    """Save and load nothing more in a connector's engine."""
-    if self._retired is not None or self._make_side is None:  # or it is a worker's connector
-        return
-    self._uncached = self._uncached or reason
-    warn(reason)
-    side: SchedulerSide | None = self._scheduler
-    if side is not None:
-        self.unloaded.add_planned([*side.loads.taken, *side.loads.take()[0]])
-    self._scheduler, self._retired = None, RetiredScheduler(side)
-    with contextlib.suppress(Exception):
-        self._say_uncached()
-
-
-def _exclude(self: Any, call: str, error: Exception, request: Any, *, over: bool) -> Tracked | None:
-    """Neither save nor load a request any more, or forget one that is over; retire after too many
-    errors. Return its record, if there is one.
-    """
-    reason = self.errors.note(call, error, "The request is served uncached")
-    tracked: Tracked | None = None
-    try:
-        tracked = self._scheduler.exclude(request.request_id, over=over)
-    except Exception as again:  # noqa: BLE001
-        of_all(self, "exclude", again)
-    if self.errors.too_many:
-        retire(self, reason)
-    return tracked
-
-
-def of_request(self: Any, call: str, error: Exception, request: Any, *args: Any) -> None:  # noqa: ARG001
-    """Handle an error in a call about a request."""
-    _exclude(self, call, error, request, over=False)
-
-
-def of_admission(self: Any, call: str, error: Exception, request: Any, blocks: Any, num_external_tokens: int) -> None:
-    """Handle an error when a request was admitted: vLLM waits for what was promised, or computes
-    in this step from what did not come.
-    """
-    waits = self._scheduler.waiting_loads
-    tracked = _exclude(self, call, error, request, over=False)
-    if num_external_tokens <= 0:
-        return
-    own = 0 if tracked is None else tracked.own // self._geometry.groups[0].block_tokens
-    sync = tracked is not None and waits.taken(tracked)
-    job = self.unloaded.add(request.request_id, blocks, own, sync=sync)
-    if sync:
-        try:
-            waits.replace(job, tracked, num_external_tokens)
-        except Exception as again:  # noqa: BLE001
-            of_all(self, call, again)
-
-
-def of_end(self: Any, call: str, error: Exception, request: Any, *args: Any) -> None:  # noqa: ARG001
-    """Handle an error when a request ended: vLLM frees its blocks, except for pinned ones."""
-    _exclude(self, call, error, request, over=True)
-
-
-def of_all(self: Any, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG001
-    """Handle an error in a call that the whole part depends on."""
-    retire(self, self.errors.note(call, error, "The engine goes on uncached"))
-
-
-def of_little(self: Any, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG001
-    """Handle an error in a call that nothing depends on."""
-    reason = self.errors.note(call, error, "The call is ignored")
-    if self.errors.too_many:
-        retire(self, reason)
-
-
-_SIDE = "_scheduler"
-SCHEDULER = {
-    "bind_kv_cache_manager": Call(of_all), "on_new_request": Call(of_request, None, _SIDE),
-    "get_num_new_matched_tokens": Call(of_request, (0, False), _SIDE),
-    "update_state_after_alloc": Call(of_admission, None, _SIDE), "build_connector_meta": Call(of_all, again=True),
-    "get_external_cache_hit_sources": Call(of_little, {}, _SIDE),
-    "update_connector_output": Call(of_all, again=True), "take_events": Call(of_little, (), _SIDE),
-    "request_finished": Call(of_end, (False, None), _SIDE),
-    "request_finished_all_groups": Call(of_end, (False, None), _SIDE), "has_pending_push_work": Call(of_little, False),
-    "reset_cache": Call(of_all, True, _SIDE), "before_weights_call": Call(of_all, None, _SIDE),
-    "weights_named": Call(of_all, None, _SIDE),
-}  # fmt: skip
-
-
-def of_step(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
-    """Handle an error in a call in a step."""
-    self.recover(self.errors.note(call, error, "The worker leaves the agent and joins it again"))
-
-
-def of_begin(self: Any, call: str, error: Exception, connector_metadata: Any) -> None:
-    """Handle an error when a step began: the loads in its plan fail."""
-    self._connector_metadata = connector_metadata
-    of_step(self, call, error)
-
-
-def of_start(self: Any, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG001
-    """Handle an error before the first step: the worker joins no agent."""
-    self.refuse(self.errors.note(call, error, "The engine goes on uncached"))
-
-
-_WORKER = "_worker"
-WORKER = {
-    "register_kv_caches": Call(of_start), "unregister_kv_caches": Call(of_step, None, _WORKER),
-    "restore_kv_caches": Call(of_start, None, _WORKER), "handle_preemptions": Call(of_step, None, _WORKER),
-    "bind_connector_metadata": Call(of_begin), "start_load_kv": Call(of_step, None, _WORKER),
-    "wait_for_layer_load": Call(of_step, None, _WORKER), "wait_for_save": Call(of_step, None, _WORKER),
-    "get_transfer_results": Call(of_step, again=True),
-    "build_connector_worker_meta": Call(of_step),
-}  # fmt: skip
 
 
 PAIR = "uncached"
@@ -314,19 +202,14 @@ def warn(reason: str) -> None:
     )
 
 
-def notice(engine: str, identity: dict[str, str], reason: str) -> Registration:
-    """Return the registration by which an agent lists the engine with the reason: that of a
-    scheduler whose only rank never comes. ``identity`` has the keys that every identity needs.
+def notice(socket_dir: str, engine: str, identity: dict[str, str], reason: str) -> AgentSession:
+    """Return the session by which an agent lists the engine with the reason, as long as it is
+    polled: that of a scheduler whose only rank never comes. ``identity`` has the keys that every
+    identity needs.
     """
     text = " ".join(reason.split())[:MAX_REASON]
-    return Registration(
+    registration = Registration(
         instance=engine[:128], role=Role.SCHEDULER, identity=identity_pairs(identity | {PAIR: text}),
         groups=(Group(1, 1),), hash_tokens=1,
     )  # fmt: skip
-
-
-class Notice(AgentSession):
-    """Keeps a session that says that the engine is served uncached, as long as it is polled."""
-
-    def __init__(self, socket_dir: str, registration: Registration) -> None:
-        super().__init__(Link(socket_dir, "an engine that is not served", lambda: registration), Options())
+    return AgentSession(Link(socket_dir, "an engine that is not served", lambda: registration), Options())

@@ -5,25 +5,22 @@ two reports.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
 from typing import Any
-
-_HELP = "help"
 
 
 def count(text: str) -> Any:
     """Return a counter of a dataclass, with what /metrics says of it."""
-    return field(default=0, metadata={_HELP: text})
+    return field(default=0, metadata={"help": text})
 
 
 def texts(cls: type[Any], prefix: str = "") -> dict[str, str]:
     """Return what /metrics says of the counters of a dataclass, by name."""
-    return {prefix + one.name: one.metadata[_HELP] for one in fields(cls)}
+    return {prefix + one.name: one.metadata["help"] for one in fields(cls)}
 
 
-@dataclass(slots=True)
+@dataclass
 class Counts:
-    """Look-ups and loads, and what guests count."""
+    """What the scheduler's side and its guests count. Saves are counted in blocks."""
 
     lookups: int = count("Look-ups that reserve.")
     lookups_unanswered: int = count("Look-ups that the agent did not answer in time.")
@@ -50,21 +47,15 @@ class Counts:
     events_stored: int = count("Blocks that KV events told to be in the agent's memory.")
     events_removed: int = count("Blocks that KV events told to be there no longer.")
     events_unsaid: int = count("Blocks that KV events cannot tell of, because the agent did not take their tokens.")
+    saves_planned: int = count("Blocks offered to the agent.")
+    saves_stored: int = count("Blocks that the agent stored.")
+    saves_existed: int = count("Blocks that the agent already had.")
+    saves_refused: int = count("Blocks that the agent did not store.")
+    saves_revoked: int = count("Blocks whose save was revoked: for lack of free blocks, or because it took too long.")
+    saves_missed: int = count("Blocks not offered: evicted before, or too many to be pinned when their request ended.")
 
 
-@dataclass(slots=True)
-class SaveCounts:
-    """Outcomes of saves, in blocks."""
-
-    planned: int = count("Blocks offered to the agent.")
-    stored: int = count("Blocks that the agent stored.")
-    existed: int = count("Blocks that the agent already had.")
-    refused: int = count("Blocks that the agent did not store.")
-    revoked: int = count("Blocks whose save was revoked: for lack of free blocks, or because it took too long.")
-    missed: int = count("Blocks not offered: evicted before, or too many to be pinned when their request ended.")
-
-
-@dataclass(slots=True)
+@dataclass
 class WorkerCounts:
     """Blocks moved by one worker, and loads that did not arrive as promised."""
 
@@ -74,7 +65,7 @@ class WorkerCounts:
     loads_late: int = count("Late loads, counted by every rank.")
 
 
-@dataclass(slots=True)
+@dataclass
 class ErrorCounts:
     """Errors of one part in calls of vLLM's."""
 
@@ -84,28 +75,20 @@ class ErrorCounts:
 GAUGES = {
     "uncached": "1 if the engine cannot be served and runs without the agent; its log says why.",
 }
-HELP = texts(ErrorCounts) | texts(Counts) | texts(SaveCounts, "saves_")
-HELP |= texts(ErrorCounts, "worker_") | texts(WorkerCounts, "worker_")
+HELP = texts(ErrorCounts) | texts(Counts) | texts(ErrorCounts, "worker_") | texts(WorkerCounts, "worker_")
 
 
 class CounterDeltas:
     """The growth of the counters of a dataclass. ``prefix`` is prepended to their names."""
 
     def __init__(self, counts: Any, prefix: str = "") -> None:
-        self._counts = counts
-        names = [one.name for one in fields(counts)]
-        self._names = [prefix + name for name in names]
-        one = attrgetter(names[0])
-        self._values = attrgetter(*names) if len(names) > 1 else lambda counts: (one(counts),)
-        self._last: tuple[int, ...] = (0,) * len(names)
+        self._counts, self._prefix = counts, prefix
+        self._last = dict(vars(counts))
 
     def take(self) -> dict[str, int]:
-        """Return by name what grew since the last call.
-
-        Called in every step, and cheap if nothing did.
-        """
-        now, before = self._values(self._counts), self._last
+        """Return by name what grew since the last call. Cheap if nothing did."""
+        now, before = vars(self._counts), self._last
         if now == before:
             return {}
-        self._last = now
-        return {name: b - a for name, a, b in zip(self._names, before, now, strict=True) if b != a}
+        self._last = dict(now)
+        return {self._prefix + name: value - before[name] for name, value in now.items() if value != before[name]}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, Part, Unsupported, part
 from kvagent.vllm.options import LAZY
 from kvagent.vllm.scheduler.agent_session import AgentSession
-from kvagent.vllm.scheduler.saves import SaveBatch
+from kvagent.vllm.scheduler.saves import Saves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,8 +40,6 @@ class Reset(enum.Enum):
 
     WEIGHTS = enum.auto()
     """What was computed so far depends on old weights, or belongs to another epoch."""
-    BEGINS = enum.auto()
-    """vLLM is about to reset its prefix cache, and has released requests for that."""
     CACHE = enum.auto()
     """vLLM has reset its prefix cache."""
     ENDED = enum.auto()
@@ -63,17 +61,13 @@ class Guest:
         """A request has arrived. The guest may key its blocks otherwise, or bar it."""
 
     def named(self, tracked: Tracked, group: int, first: int, blocks: int) -> None:
-        """So many blocks of a request's group from the block ``first`` on are to be saved or
-        loaded.
-        """
+        """So many blocks of a group from a request's ``first`` on are to be saved or loaded."""
 
     def planned(self, plan: StepPlan, output: Any, now: float) -> None:
         """A step was planned, but for its saves. ``output`` is vLLM's."""
 
     def heard(self, report: Report, over: Sequence[tuple[Sequence[SaveRun], bytes]], now: float) -> None:
-        """A report has been handled, with which these saves were over: runs, and the statuses of
-        their blocks.
-        """
+        """A report was handled, with which these saves were over: runs, and statuses of blocks."""
 
     def ended(self, tracked: Tracked) -> None:
         """A request has ended. Its last blocks were added to the next saves."""
@@ -82,9 +76,7 @@ class Guest:
         """Something known is void."""
 
     def transfer_params(self, request: Any) -> dict[str, Any] | None:  # noqa: ARG002
-        """Return what vLLM's answer to an ended request says in ``kv_transfer_params``, if
-        anything.
-        """
+        """Return what the answer to an ended request is to say in ``kv_transfer_params``."""
         return None
 
     def busy(self) -> bool:
@@ -98,25 +90,12 @@ class Guest:
 class Waits:
     """Which loads their step waits for. The core's are all asynchronous."""
 
-    def ready(self, tracked: Tracked, tokens: int) -> bool:  # noqa: ARG002
-        """Return whether to ask the agent if a request's blocks, of at most so many tokens, can be
-        loaded at once.
-        """
-        return False
-
-    def takes(self, tracked: Tracked, tokens: int) -> bool:  # noqa: ARG002
-        """Return whether the step that admits a request waits for its load of so many tokens."""
-        return False
-
-    def taken(self, tracked: Tracked) -> bool:  # noqa: ARG002
-        """Return what ``takes`` returned last for a request."""
+    def may(self, tracked: Tracked, tokens: int) -> bool:  # noqa: ARG002
+        """Return whether the step that admits a request may wait for a load of so many tokens."""
         return False
 
     def start(self, job: int, tracked: Tracked, tokens: int) -> None:
-        """Start a load that was taken."""
-
-    def replace(self, job: int, tracked: Tracked, tokens: int) -> None:
-        """Let another job stand for a request's load that was taken, started or not."""
+        """Let a step wait for a request's load, or for another job in its place."""
 
     def lost(self, tracked: Tracked) -> None:
         """A request has lost its blocks before the outcome of its load is known."""
@@ -126,7 +105,7 @@ class Waits:
         return False
 
     def settle(self, report: Report, world: int) -> Iterable[tuple[Tracked, bool]]:  # noqa: ARG002
-        """Return the requests whose load was taken and is over, and whether it has succeeded."""
+        """Return the requests whose load was waited for and is over, and whether it succeeded."""
         return ()
 
 
@@ -136,11 +115,9 @@ class Joined:
 
     guests: list[Guest] = field(default_factory=list)
     answered: frozenset[str] = frozenset()
-    """The attributes of a vLLM request on which its blocks may depend, and that may be set: a guest
-    keys such requests, or the user answers for them. Others are neither saved nor loaded.
-    """
+    """Of KEYED, the attributes that a request may have without a guest that keys it by them."""
     session: Callable[..., AgentSession] = AgentSession
-    batch: Callable[..., SaveBatch] = SaveBatch
+    saves: Callable[..., Saves] = Saves
     waits: Waits = field(default_factory=Waits)
     attached: Callable[[], None] | None = None
     """Is called, from another thread, when there is a session."""
@@ -161,9 +138,7 @@ class WorkerGuest:
         """A step begins, before its kernels are launched."""
 
     def serves(self, job: SaveJob | LoadJob) -> bool:  # noqa: ARG002
-        """Return whether the blocks of a job that names something it depends on are right now: of a
-        save before it is sent, of a load also at its end.
-        """
+        """Return whether what a job depends on is there: before it is sent, and at a load's end."""
         return True
 
     def start(self, plan: StepPlan, loads: Sequence[LoadJob]) -> Sequence[LoadJob]:  # noqa: ARG002
@@ -174,7 +149,7 @@ class WorkerGuest:
         self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int  # noqa: ARG002
     ) -> int | None:  # fmt: skip
         """Send a part of a load in the guest's own way. Return the job's number in the session, or
-        None if that is not for this guest.
+        None: it is not for this guest.
         """
         return None
 
@@ -237,9 +212,8 @@ class Start:
             raise Unsupported(f"{missing[0]}: {_MISSING}")
 
     def distribution(self, whole: Ranks) -> tuple[Ranks, dict[str, str] | None]:
-        """Return how the KV cache of an engine with ``whole`` is distributed over workers, and the
-        pairs of the identity that say which part of a block is in which shard, if they are not the
-        parallel sizes.
+        """Return how an engine's KV cache is distributed over workers, and the pairs of the
+        identity that say it, if they are not the parallel sizes.
         """
         return whole, None
 

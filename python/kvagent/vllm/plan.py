@@ -1,19 +1,15 @@
-"""Messages between the two roles of the connector: plans from the scheduler, reports from the
-workers.
+"""Messages between the two roles of the connector: a plan for every step and worker, and one report
+joined from those of all workers.
 
-Both are pickled: a plan for every step and worker, and one report joined from those of all workers.
+Both are pickled. So they have no slots, with which a dataclass takes ten times as long.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kvagent.wire import Packed
 
 Depends = tuple[tuple[int, int], ...]
@@ -23,25 +19,11 @@ serial of what it has under that.
 REVOKES = 256  # revocation words, and so the maximum of saves in flight
 
 
-class Sent:
-    """A message. It is pickled by its fields: the default of slotted dataclasses takes ten times as
-    long.
+@dataclass
+class SaveJob:
+    """Blocks to save. ``boot``, ``epoch`` and ``space`` are those of the session for which the job
+    was planned, the only one to which it goes.
     """
-
-    __slots__ = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), _values(type(self))(self)  # type: ignore[arg-type]
-
-
-@functools.cache
-def _values(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    return attrgetter(*cls.__slots__)
-
-
-@dataclass(slots=True)
-class SaveJob(Sent):
-    """Blocks to save. ``boot`` and ``epoch`` are those at planning time."""
 
     job: int
     boot: bytes
@@ -50,7 +32,6 @@ class SaveJob(Sent):
     """The index of the revocation word, equal in every worker."""
     sections: Packed
     space: bytes = b""
-    """The space at planning time; the job must not go to another one."""
     depends: Depends = ()
     """What the blocks depend on; the job must not be sent if one of it has changed."""
     elsewhere: tuple[Any, ...] = ()
@@ -62,9 +43,9 @@ class SaveJob(Sent):
         return self.sections.blocks
 
 
-@dataclass(slots=True)
-class LoadJob(Sent):
-    """Blocks to load for a request.
+@dataclass
+class LoadJob:
+    """Blocks to load for a request. What SaveJob has too is the same here.
 
     A load too large for one job of the session has several parts.
     """
@@ -79,13 +60,11 @@ class LoadJob(Sent):
     ids: bytes
     """The engine's block IDs of all parts in order, u32 LE."""
     space: bytes = b""
-    """The space at planning time; the job must not go to another one."""
     sync: bool = False
     """Whether the step waits for it, because the request computes in the same step."""
     depends: Depends = ()
     """What the blocks depend on; the load fails if one of it has changed by its end."""
     elsewhere: tuple[Any, ...] = ()
-    """As in SaveJob."""
 
     @property
     def blocks(self) -> int:
@@ -93,8 +72,8 @@ class LoadJob(Sent):
         return len(self.ids) // 4
 
 
-@dataclass(slots=True)
-class StepPlan(Sent):
+@dataclass
+class StepPlan:
     """A worker's tasks for one step, besides the computation."""
 
     saves: list[SaveJob] = field(default_factory=list)
@@ -116,20 +95,9 @@ class StepPlan(Sent):
     told: dict[str, Any] = field(default_factory=dict)
     """For the workers' guests, by name."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (uncached_plan, ()) if self.uncached else super(StepPlan, self).__reduce__()
 
-
-def uncached_plan() -> StepPlan:
-    """Return the plan of every step of an engine that is served without the agent."""
-    return _UNCACHED
-
-
-_UNCACHED = StepPlan(uncached=True)
-
-
-@dataclass(slots=True)
-class Outcome(Sent):
+@dataclass
+class Outcome:
     """How a job ended in ``ranks`` workers: the worst status of each block."""
 
     ranks: int
@@ -137,12 +105,11 @@ class Outcome(Sent):
 
     def join(self, other: Outcome) -> Outcome:
         """Return the outcome in both."""
-        worst = bytes(map(max, self.statuses, other.statuses))
-        return Outcome(self.ranks + other.ranks, worst)
+        return Outcome(self.ranks + other.ranks, bytes(map(max, self.statuses, other.statuses)))
 
 
-@dataclass(slots=True)
-class Report(Sent):
+@dataclass
+class Report:
     """The outcomes of jobs in one or more workers.
 
     An outcome is a fence: the blocks are no longer accessed.
@@ -160,19 +127,17 @@ class Report(Sent):
 
     def join(self, other: Report) -> Report:
         """Return the report of both."""
-        outcomes = dict(self.outcomes)
+        outcomes, news = dict(self.outcomes), dict(self.news)
         for job, outcome in other.outcomes.items():
             outcomes[job] = outcomes[job].join(outcome) if job in outcomes else outcome
-        news = dict(self.news)
         for name, told in other.news.items():
             news[name] = news.get(name, ()) + told
-        return Report(
-            outcomes, self.late | other.late, self.workers + other.workers, self.unsupported or other.unsupported, news,
-        )  # fmt: skip
+        reason = self.unsupported or other.unsupported
+        return Report(outcomes, self.late | other.late, self.workers + other.workers, reason, news)
 
 
-@dataclass(slots=True)
-class WorkerInfo(Sent):
+@dataclass
+class WorkerInfo:
     """The facts about a worker that the scheduler needs.
 
     ``path`` is a file in /proc that maps the worker's revocation words, ``size`` its length, and

@@ -8,12 +8,10 @@ same name. The scheduler chooses the generation, keeps it for the engine's lifet
 workers; the agent has no part in the choice.
 
 vLLM tells its connectors of no change of the weights, only of a reset that the caller must request.
-All calls that change weights pass the engine core, in the scheduler's process, which runs nothing
-else meanwhile: a step is planned wholly before or wholly after such a call.
-
-With VLLM_ENABLE_V1_MULTIPROCESSING=0 the engine core runs in the calling program's own process,
-where a write to the model passes none of vLLM's calls. So there each reset of vLLM's own prefix
-cache counts as new weights, unless the present ones have a name.
+But all calls that change them pass the engine core, in the scheduler's process, and none while a
+step is planned. With VLLM_ENABLE_V1_MULTIPROCESSING=0 the engine core runs in the calling program's
+own process, where a write to the model passes none of vLLM's calls. So there each reset of vLLM's
+own prefix cache counts as new weights, unless the present ones have a name.
 """
 
 from __future__ import annotations
@@ -65,9 +63,8 @@ def with_generation(identity: tuple[tuple[str, str], ...], generation: str) -> t
 
 
 def initial_generation(vllm_config: Any, version: str, reasons: list[str]) -> str:
-    """Return the generation of an engine that starts.
-
-    ``reasons`` say why its weights may differ from what the identity says.
+    """Return the generation of an engine that starts. ``reasons``: why its weights may differ from
+    what the identity says.
     """
     if version:
         return NAMED + version
@@ -75,24 +72,18 @@ def initial_generation(vllm_config: Any, version: str, reasons: list[str]) -> st
 
 
 def of_engine(vllm_config: Any) -> str:
-    """Return a private generation that is equal in all processes of the engine.
-
-    It is derived from the time at which the configuration was made and the engine's ID. The ID
-    alone is not enough: the user can set it, and the next start would reuse it.
+    """Return a private generation that is equal in all processes of the engine. The next start may
+    have the same engine ID, if the user sets it, but not the same instance ID.
     """
-    one = (
-        str(vllm_config.instance_id),
-        str(vllm_config.kv_transfer_config.engine_id),
-        _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "",
-    )
-    return PRIVATE + hashlib.sha256("\n".join(one).encode()).hexdigest()[:32]
+    node = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    one = f"{vllm_config.instance_id}\n{vllm_config.kv_transfer_config.engine_id}\n{node}"
+    return PRIVATE + hashlib.sha256(one.encode()).hexdigest()[:32]
 
 
 def unobserved_changes(vllm_config: Any) -> Iterator[str]:
-    """Yield the ways in which this engine's weights can change unobserved by the connector.
-
-    Calls through vLLM's engine core are observed (observe). That covers the development
-    endpoints of ``vllm serve``, sleep mode and pickled client code.
+    """Yield the ways in which this engine's weights can change unobserved: not by a call through
+    vLLM's engine core (observe), as the development endpoints of ``vllm serve``, sleep mode and
+    pickled client code make them.
     """
     parallel = vllm_config.parallel_config
     if vllm_config.weight_transfer_config is not None:
@@ -111,11 +102,8 @@ def unobserved_changes(vllm_config: Any) -> Iterator[str]:
 
 
 class Generations:
-    """The scheduler's current generation.
-
-    ``serial`` counts the changes, since a name may come back.
-
-    Each method handles an event and returns whether the generation has changed.
+    """The scheduler's current generation. Each method handles an event and returns whether the
+    generation has changed. ``serial`` counts the changes, since a name may come back.
     """
 
     def __init__(self, now: str, options: Options, *, unobserved: bool = False, in_process: bool = False) -> None:
@@ -139,35 +127,26 @@ class Generations:
         """Whether a reset of vLLM's own cache may follow a change of the weights that no call told
         of.
         """
-        if self._fixed:
-            return False
-        return self._unobserved or (self._in_process and not self.now.startswith(NAMED))
+        named = self.now.startswith(NAMED)
+        return not self._fixed and (self._unobserved or (self._in_process and not named))
 
     def after_reset(self) -> bool:
-        """Handle a reset of vLLM's cache and the connector's: new weights, unless the user says
-        otherwise.
-        """
-        if self._fixed:
-            return False
-        return self._change(_private(), "reset_prefix_cache with reset_connector")
+        """Handle a reset of vLLM's cache and the connector's: new weights unless they are fixed."""
+        return not self._fixed and self._change(_private(), "reset_prefix_cache with reset_connector")
 
     def after_call(self, call: str) -> bool:
         """Handle a call that is about to be made and may change the weights."""
-        if self._fixed:
-            if not self._warned:
-                self._warned = True
-                log.warning("weights: %s is called though weights_fixed is true: are they still the same?", call)
-            return False
-        return self._change(_private(), call)
+        if self._fixed and not self._warned:
+            self._warned = True
+            log.warning("weights: %s is called though weights_fixed is true: are they still the same?", call)
+        return not self._fixed and self._change(_private(), call)
 
     def after_name(self, version: str) -> bool:
         """Handle vLLM's call that names the version of the current weights."""
         if not is_version(version):
             log.warning("weights: version %.140r, allowed is %s; it is ignored", version, ALLOWED)
             return False
-        if NAMED + version == self.now:
-            return False
-        return self._change(NAMED + version, "the version given to vLLM")
+        return NAMED + version != self.now and self._change(NAMED + version, "the version given to vLLM")
 
     def _change(self, generation: str, why: str) -> bool:
         self.now = generation
@@ -181,12 +160,15 @@ def _private() -> str:
     return PRIVATE + secrets.token_hex(16)
 
 
-def watch() -> tuple[list[str], bool]:
-    """Start observing changes of the weights of the engine that is being made in this process.
+def watch(options: Any) -> tuple[list[str], bool]:
+    """Start observing changes of the weights of the engine that is being made in this process,
+    unless they are fixed.
 
     Return the reasons why some may go unobserved, and whether the engine core is in the calling
     program's process.
     """
+    if options.weights_fixed:
+        return [], False
     from vllm.v1.engine import core  # this module exists only in the process of the scheduler
 
     engine = internals.constructing(lambda one: isinstance(one, core.EngineCore))
@@ -210,10 +192,7 @@ like its ``device_id``.
 
 
 def observe(core: Any) -> None:
-    """Patch vLLM's engine core so that it notifies its connectors of such calls.
-
-    Repeated calls do nothing.
-    """
+    """Patch vLLM's engine core, once, so that it notifies its connectors of such calls."""
     heard = {"collective_rpc": _called, "set_weight_version": _named, "reset_prefix_cache": _resetting}
     for name, notify in heard.items():
         if hasattr(core, name):
@@ -221,34 +200,28 @@ def observe(core: Any) -> None:
 
 
 def _before(notify: Callable[[Any, Any], None], method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method with a notification before it."""
+    """Return a method of the engine core with a notification of each connector before it."""
 
     def observed(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        notify(self, args[0] if args else next(iter(kwargs.values()), None))
+        for connector in internals.connectors(self):
+            if hasattr(connector, "before_weights_call"):  # one of this package
+                notify(connector, args[0] if args else next(iter(kwargs.values()), None))
         return method(self, *args, **kwargs)
 
     return observed
 
 
-def _called(core: Any, method: Any) -> None:
+def _called(connector: Any, method: Any) -> None:
     is_code = not isinstance(method, str)  # the caller's own code, whatever its name
     name = str(getattr(method, "__qualname__", "code of the caller's")) if is_code else method
     if is_code or name not in HARMLESS:
-        for connector in _connectors(core):
-            connector.before_weights_call(name)
+        connector.before_weights_call(name)
 
 
-def _named(core: Any, version: Any) -> None:
-    for connector in _connectors(core):
-        connector.weights_named(str(version))
+def _named(connector: Any, version: Any) -> None:
+    connector.weights_named(str(version))
 
 
-def _resetting(core: Any, running: Any) -> None:  # noqa: ARG001
-    for connector in _connectors(core):
-        if hasattr(connector, "before_reset"):  # a tier's: KVAgentConnector is told by vLLM's block pool
-            connector.before_reset()
-
-
-def _connectors(core: Any) -> Iterator[Any]:
-    """Yield this package's connectors; none while the core is being made."""
-    return (one for one in internals.connectors(core) if hasattr(one, "before_weights_call"))
+def _resetting(connector: Any, running: Any) -> None:  # noqa: ARG001
+    if hasattr(connector, "before_reset"):  # a tier's: KVAgentConnector is told by vLLM's block pool
+        connector.before_reset()

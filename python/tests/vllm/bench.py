@@ -239,10 +239,10 @@ def _compare(model: str, socket_dir: str, running: int) -> list[str]:
             if number == WARM_UP:
                 without.skip()
                 connected.skip()
-                planned = side.counted()["saves_planned"]
+                planned = side.counts.saves_planned
             for engine in engines:
                 engine.step()
-        blocks = (side.counted()["saves_planned"] - planned) / STEPS
+        blocks = (side.counts.saves_planned - planned) / STEPS
     finally:
         connected.close()
     shown = without.scheduling, without.updating, connected.scheduling, connected.updating, connected.inside

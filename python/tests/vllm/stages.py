@@ -50,6 +50,11 @@ def main(model: str, socket_dir: str) -> None:
         real.settle(llm)
         eventually(llm.reset_prefix_cache, "an engine without blocks")
     side = core.scheduler.connector._scheduler
-    told = {"said": said, "in_flight": core.batch_queue_size, "counted": side.counted(), "pinned": side.blocks.loading}
+    told = {
+        "said": said,
+        "in_flight": core.batch_queue_size,
+        "counted": dict(vars(side.counts)),
+        "pinned": side.blocks.loading,
+    }
     print(json.dumps(told), flush=True)
     llm.llm_engine.engine_core.shutdown()

@@ -112,7 +112,7 @@ def main(model: str, socket_dir: str, seed: str) -> None:
     told = {
         "answered": storm.answered, "aborted": storm.aborted, "wrong": storm.wrong, "left": len(storm._asked),
         "pinned": side.blocks.saving + side.blocks.loading,
-        "taken": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), "counted": side.counted(),
+        "taken": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), "counted": dict(vars(side.counts)),
     }  # fmt: skip
     print(json.dumps(told), flush=True)
     llm.llm_engine.engine_core.shutdown()

@@ -43,7 +43,7 @@ FUNCTIONS = {name: (cls, function) for name, cls, function in functions()}
 BEHIND_A_CALL = [
     "SchedulerSide.on_new_request", "SchedulerSide.matched", "SchedulerSide.allocated", "SchedulerSide.plan",
     "SchedulerSide.report", "SchedulerSide.finished", "SchedulerSide.reset", "SchedulerSide.pending",
-    "Publication.take", "SchedulerSide._before_reset", "Promises.promise", "Loads.plan",
+    "Publication.take", "SchedulerSide._before_reset", "Loads.promise", "Loads.plan",
     "WorkerSide.begin", "WorkerSide.start", "WorkerSide.end", "WorkerSide.results", "WorkerSide.report",
     "WorkerSide.revoke_saves", "WorkerSide.submit", "WorkerSide.poll", "WorkerSide._finish",
     "WorkerSide.leave",
@@ -131,11 +131,11 @@ def test_saves_of_a_step_that_an_error_kept_from_its_end_are_ended(
 def test_one_error_is_forgiven_and_many_are_not(
     worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = planted(worlds, agent, monkeypatch, "Promises.promise", 1)
+    world = planted(worlds, agent, monkeypatch, "Loads.promise", 1)
     assert world.side.counts.tokens_loaded
     assert world.scheduler.connector.errors.counts.errors == 1
     monkeypatch.undo()
-    errors_in(world, monkeypatch, "Promises.promise", 10**9)
+    errors_in(world, monkeypatch, "Loads.promise", 10**9)
     for i in range(2 * MAX_ERRORS):
         world.add(f"again {i}", PROMPT, 2)
         run(world, f"again {i}")

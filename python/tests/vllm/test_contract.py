@@ -193,12 +193,12 @@ def test_counters_reach_vllms_metrics(worlds: Any, agent: AgentProcess) -> None:
     exported = {one.name: one.samples for one in REGISTRY.collect() if one.name.startswith("vllm:kvagent_")}
     assert set(exported) == documented()
     assert {sample.value for samples in exported.values() for sample in samples if "total" in sample.name} == {0}
-    counted = {*world.side.counted(), *(f"worker_{one.name}" for one in fields(world.workers[0]._worker.counts))}
+    counted = {*vars(world.side.counts), *(f"worker_{one.name}" for one in fields(world.workers[0]._worker.counts))}
     counted |= {*GAUGES, "errors", "worker_errors"}
     assert {f"vllm:kvagent_{name}" for name in counted} == set(exported), "something that is counted is not exported"
     world.add("cold", PROMPT, 10)
     world.run()
-    stats = type(world.scheduler.connector).build_kv_connector_stats(world.side.counted())
+    stats = type(world.scheduler.connector).build_kv_connector_stats(dict(vars(world.side.counts)))
     assert not stats.is_empty()
     prom.observe(stats.data)
     assert REGISTRY.get_sample_value("vllm:kvagent_saves_stored_total", {"engine": "0"}) == 96 // BLOCK

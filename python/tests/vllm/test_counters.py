@@ -35,7 +35,7 @@ def test_an_idle_engine_has_exported_all_that_it_counted(
         world.add(f"{i}", [(j * 7) % 400 + 5 for j in range(100)], 5)
         world.run()
         assert world.scheduler.reset_prefix_cache()
-        counted = [world.side.counted(), *({f"worker_{k}": v for k, v in asdict(w._worker.counts).items()}
+        counted = [dict(vars(world.side.counts)), *({f"worker_{k}": v for k, v in asdict(w._worker.counts).items()}
                                            for w in world.workers)]  # fmt: skip
         assert exported == [+Counter(one) for one in counted]
     assert exported[0]["tokens_loaded"] > 0

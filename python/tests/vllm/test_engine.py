@@ -174,14 +174,14 @@ def test_an_agent_that_goes_in_the_middle(alive: Alive, reference: list[list[int
         alive.side.loads._deadline_s, client.timeout_s = deadline_s, age_s
         alive.agent.start() if how == "kill" else alive.agent.thaw()
     assert alive.says() == reference
-    print(f"{how} in the middle of a {when}: {alive.side.counted()}")
+    print(f"{how} in the middle of a {when}: {dict(vars(alive.side.counts))}")
 
 
 def test_an_agent_killed_and_started_again_hits_again(alive: Alive, reference: list[list[int]]) -> None:
     alive.fill(reference)
     alive.agent.kill()
     assert alive.says() == reference
-    stored = alive.side.saves.counts.stored
+    stored = alive.side.counts.saves_stored
     alive.agent.start()
     begin = time.monotonic()
 
@@ -193,7 +193,7 @@ def test_an_agent_killed_and_started_again_hits_again(alive: Alive, reference: l
     eventually(hit, "a hit since the agent came back", ANSWER_S)
     soon_s = time.monotonic() - begin
     kept = real.keeps_its_pool()
-    assert alive.side.saves.counts.stored == stored or not kept, "the pool had not survived"
+    assert alive.side.counts.saves_stored == stored or not kept, "the pool had not survived"
     print(f"first hit {soon_s:.2f} s after the agent's return, {'from the pool it kept' if kept else 'after a save'}")
     assert alive.says() == reference
 
@@ -244,4 +244,4 @@ def test_whatever_clients_send_their_requests_run(alive: Alive, reference: list[
     loaded = alive.side.counts.tokens_loaded
     assert alive.says() == reference
     assert alive.side.counts.tokens_loaded > loaded, "a good request finds nothing"
-    print(f"{len(asked)} requests ran, vLLM refused {CLIENTS - len(asked)}; {alive.side.counted()}")
+    print(f"{len(asked)} requests ran, vLLM refused {CLIENTS - len(asked)}; {dict(vars(alive.side.counts))}")

@@ -104,7 +104,7 @@ def test_adapters(opt: Path, node: AgentProcess, tmp_path: Path) -> None:
         loaded(two, "b")  # so that vLLM drops the other
         write_adapter(used, 3)  # new, so that nothing which is stored is of this content
         dropped = [loaded(one, "d") for _ in range(3)]  # the first began as another's, so none of it is saved
-        print(f"cold {cold}, warm {warm}, replaced {replaced}, dropped {dropped} tokens; {side.counted()}")
+        print(f"cold {cold}, warm {warm}, replaced {replaced}, dropped {dropped} tokens; {side.counts}")
         assert replaced[0] == 0 < replaced[1]
         assert dropped[0] == 0 < dropped[2]
 
@@ -121,9 +121,9 @@ def test_adapters(opt: Path, node: AgentProcess, tmp_path: Path) -> None:
             assert ask(llm, lora) == right[name]
             llm.reset_prefix_cache()
             assert side.counts.tokens_loaded > before
-        saved = side.saves.counts
-        assert saved.stored == 0, "equal adapters do not share"
-        print(f"second engine: {len(preempted)} preemptions; {side.counted()}")
+        saved = side.counts
+        assert saved.saves_stored == 0, "equal adapters do not share"
+        print(f"second engine: {len(preempted)} preemptions; {side.counts}")
         assert preempted
         node.kill()
         try:

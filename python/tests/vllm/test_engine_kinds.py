@@ -82,7 +82,7 @@ def test_cold_and_warm(
         # Of three drafts one is wrong: the model's own token stands in its place.
         assert max(Drafter.taken, default=0) == (3 if kind == "drafts" else 0)
         at_rest(llm)
-        print(f"{kind}: {Drafter.taken}, {warm} tokens loaded; {figures(node)}; {side.counted()}")
+        print(f"{kind}: {Drafter.taken}, {warm} tokens loaded; {figures(node)}; {side.counts}")
 
 
 def test_requests_of_all_kinds(opt: Path, node: AgentProcess, reference: list[list[int]]) -> None:
@@ -128,6 +128,6 @@ def test_a_producer_and_a_consumer(opt: Path, node: AgentProcess, reference: lis
         side, _ = real.sides(consumer)
         assert real.generate(consumer, PROMPTS) == reference
         assert side.counts.tokens_loaded > 0
-        assert side.saves.counts.planned == 0
+        assert side.counts.saves_planned == 0
         at_rest(consumer)
     assert grew(node, "blocks_stored", before) == stored

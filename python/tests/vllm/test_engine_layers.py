@@ -146,7 +146,7 @@ def test_every_engine_says_the_same(
         warm = side.counts.tokens_loaded
         assert warm * 2 >= sum(len(p) - 1 for p in PROMPTS), f"{warm} tokens loaded"
         at_rest(llm)
-        print(f"{kind}: {warm} tokens loaded; {figures(node)}; {side.counted()}")
+        print(f"{kind}: {warm} tokens loaded; {figures(node)}; {side.counts}")
 
     with engine(model, node, num_gpu_blocks_override=few, max_model_len=320, **more) as llm:
         side, _ = real.sides(llm)
@@ -154,11 +154,11 @@ def test_every_engine_says_the_same(
         preempted, rounds = real.preemptions(llm), 0
         while not (preempted and side.counts.tokens_loaded):
             rounds += 1
-            assert rounds <= MOST_ROUNDS, f"{len(preempted)} preemptions, {side.counted()}"
+            assert rounds <= MOST_ROUNDS, f"{len(preempted)} preemptions, {dict(vars(side.counts))}"
             assert real.generate(llm, PROMPTS) == reference, "a second engine, preempted"
             real.settle(llm)
             llm.reset_prefix_cache()
-        print(f"{kind}, few blocks: {rounds} rounds, {len(preempted)} preemptions; {side.counted()}")
+        print(f"{kind}, few blocks: {rounds} rounds, {len(preempted)} preemptions; {side.counts}")
         node.kill()
         try:
             assert real.generate(llm, PROMPTS) == reference, "the agent killed"

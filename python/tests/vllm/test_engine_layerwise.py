@@ -80,9 +80,9 @@ def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
     alive.fill(reference)
     stages = step_waits(alive.worker).layers
     assert stages._stages.needed == {LAYER.format(i): i + 1 for i in range(LAYERS)}
-    before, count = alive.side.counted(), alive.agent.status()["blocks_loaded"]
+    before, count = dict(vars(alive.side.counts)), alive.agent.status()["blocks_loaded"]
     assert alive.says() == reference
-    after = alive.side.counted()
+    after = dict(vars(alive.side.counts))
     assert after["loads_sync"] - before["loads_sync"] >= len(PROMPTS) - 1
     assert after["loads_sync_failed"] == 0
     assert not stages._broken
@@ -139,4 +139,4 @@ def test_what_happens_between_two_layers(alive: Alive, reference: list[list[int]
     assert alive.says() == reference
     alive.forget()
     assert alive.says() == reference
-    print(f"{how}: {alive.side.counted()}")
+    print(f"{how}: {dict(vars(alive.side.counts))}")

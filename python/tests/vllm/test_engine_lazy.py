@@ -50,21 +50,21 @@ def test_answers_are_the_same_from_the_cache_from_the_agent_and_without_it(
     llm: Any, reference: list[list[int]], holding: HoldingAgent
 ) -> None:
     alive = Alive(llm, holding)
-    side, counts = alive.side, alive.side.saves.counts
+    side, counts = alive.side, alive.side.counts
     alive.joined()
     assert real.generate(llm, PROMPTS) == reference
     real.settle(llm)
-    assert counts.stored < WHOLE_BLOCKS, "saved at once"
+    assert counts.saves_stored < WHOLE_BLOCKS, "saved at once"
     assert real.generate(llm, PROMPTS) == reference
     assert side.counts.loads == 0, "what is in the engine's own cache is loaded"
     evict(llm, 1)
-    assert counts.stored >= WHOLE_BLOCKS
-    assert counts.missed == 0
+    assert counts.saves_stored >= WHOLE_BLOCKS
+    assert counts.saves_missed == 0
     before = side.counts.tokens_loaded
     assert real.generate(llm, PROMPTS) == reference
     loaded = (side.counts.tokens_loaded - before) // BLOCK
     assert loaded * 2 >= WHOLE_BLOCKS
-    print(f"lazy: {loaded} of {WHOLE_BLOCKS} whole blocks of prompts loaded; {figures(holding)}; {side.counted()}")
+    print(f"lazy: {loaded} of {WHOLE_BLOCKS} whole blocks of prompts loaded; {figures(holding)}; {side.counts}")
 
 
 @pytest.mark.stops

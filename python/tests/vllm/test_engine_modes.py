@@ -63,7 +63,7 @@ def test_what_happens_to_a_load(
     alive.forget()  # an agent that goes on ends the load that was given up
     assert alive.side.blocks.loading == 0
     assert alive.says() == reference
-    print(f"{event}: {alive.side.counted()}; {figures(alive.agent)}")
+    print(f"{event}: {dict(vars(alive.side.counts))}; {figures(alive.agent)}")
 
 
 def test_switches_of_requests(alive: Alive, reference: list[list[int]]) -> None:

@@ -42,7 +42,7 @@ def test_too_few_blocks(opt: Path, node: AgentProcess, reference: list[list[int]
             # Requests with answers of different length do not crowd each other out: the reset makes
             # all cold again.
             llm.reset_prefix_cache(reset_connector=rounds >= ROUNDS and not preempted)
-        print(f"{len(preempted)} preemptions; {figures(node)}; {side.counted()}")
+        print(f"{len(preempted)} preemptions; {figures(node)}; {side.counts}")
         assert preempted
         assert node.status()["blocks_loaded"] > 0
     finally:

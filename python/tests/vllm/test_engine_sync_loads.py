@@ -71,9 +71,9 @@ def before_load(alive: Alive, patch: pytest.MonkeyPatch, act: Callable[[], objec
 
 def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
     alive.fill(reference)
-    before, count = alive.side.counted(), alive.agent.status()["blocks_loaded"]
+    before, count = dict(vars(alive.side.counts)), alive.agent.status()["blocks_loaded"]
     assert alive.says() == reference
-    after = alive.side.counted()
+    after = dict(vars(alive.side.counts))
     assert after["loads_sync"] - before["loads_sync"] >= len(PROMPTS) - 1
     assert after["loads_sync"] - before["loads_sync"] == after["loads"] - before["loads"]
     assert after["loads_sync_failed"] == 0
@@ -111,7 +111,7 @@ def test_what_happens_between_promise_and_load(alive: Alive, reference: list[lis
     assert alive.says() == reference
     if how != "kill":
         assert alive.side.counts.tokens_loaded > loaded
-    print(f"{how}: steps waited {[round(one * 1e3) for one in waits]} ms; {alive.side.counted()}")
+    print(f"{how}: steps waited {[round(one * 1e3) for one in waits]} ms; {dict(vars(alive.side.counts))}")
 
 
 def test_loads_that_fail_in_one_pipeline_stage_alone(

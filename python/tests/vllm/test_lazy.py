@@ -79,10 +79,10 @@ def test_what_is_evicted_was_saved_and_is_found(worlds: Any, agent: AgentProcess
     assert agent.status()["blocks_saved"] == 0, "saved though others are evicted before"
     assert ask(world, "own") == 0, "in the engine's own cache"
     evict(world)
-    counts = world.side.saves.counts
-    assert counts.missed == 0, "evicted before it was saved"
-    assert counts.stored >= 4 * 6
-    assert counts.existed == counts.refused == counts.revoked == 0, "saved twice"
+    counts = world.side.counts
+    assert counts.saves_missed == 0, "evicted before it was saved"
+    assert counts.saves_stored >= 4 * 6
+    assert counts.saves_existed == counts.saves_refused == counts.saves_revoked == 0, "saved twice"
     assert ask(world, "warm") == 96
     assert world.outputs["warm"] == world.outputs["cold"]
     clean(world, agent)
@@ -94,8 +94,8 @@ def test_less_is_copied_than_with_eager_offload(worlds: Any, agent: AgentProcess
     for i in range(40):
         ask(world, f"hot{i}", tokens=4)
         ask(world, f"cold{i}", other(i % 3), tokens=4)
-    assert world.side.saves.counts.planned == 0
-    assert world.side.saves.counts.missed == 0
+    assert world.side.counts.saves_planned == 0
+    assert world.side.counts.saves_missed == 0
 
 
 def test_the_pool_extends_the_prefix_that_the_engine_still_has(worlds: Any, agent: AgentProcess) -> None:
@@ -114,7 +114,7 @@ def test_the_pool_extends_the_prefix_that_the_engine_still_has(worlds: Any, agen
     loaded = ask(world, "warm", prompt)
     assert 0 < loaded < 48 * BLOCK, "all or nothing of the prompt comes from the agent"
     evict(world)
-    assert world.side.saves.counts.missed == 0
+    assert world.side.counts.saves_missed == 0
     assert ask(world, "all", prompt) == 50 * BLOCK
     clean(world, agent)
 
@@ -126,7 +126,7 @@ def test_groups_and_hashes_of_half_a_block(
     world = lazy(worlds, ranks=ranks, window=window, scale=scale, extra={"watermark_percent": 50, "pin_percent": 40})
     ask(world, "cold", tokens=40)
     evict(world)
-    assert world.side.saves.counts.missed == 0
+    assert world.side.counts.saves_missed == 0
     assert ask(world, "warm", tokens=40) == 96
     clean(world, agent)
 
@@ -145,7 +145,7 @@ def test_blocks_of_old_weights_are_not_saved(worlds: Any, agent: AgentProcess, n
     eventually(partial(registered, world), "an engine that is registered")
     ask(world, "other", other(90, 200))
     evict(world)
-    assert world.side.saves.counts.stored
+    assert world.side.counts.saves_stored
     assert ask(world, "new") == 0, "blocks of old weights are found"
     evict(world, "again", first=200)
     assert ask(world, "newer") == 96
@@ -174,7 +174,7 @@ def test_nothing_is_saved_of_a_cache_that_was_reset(worlds: Any, agent: AgentPro
     assert world.scheduler.reset_prefix_cache()
     assert ask(world, "again") == 0
     evict(world)
-    assert world.side.saves.counts.missed == 0
+    assert world.side.counts.saves_missed == 0
     assert ask(world, "warm") == 96
     clean(world, agent)
 
@@ -186,7 +186,7 @@ def test_requests_with_an_adapter_are_not_saved(worlds: Any, agent: AgentProcess
     stored = []
     for i in range(8):
         ask(world, f"bare{i}", other(i, 400), lora_request=adapter)
-        stored.append(world.side.saves.counts.planned)
+        stored.append(world.side.counts.saves_planned)
     assert stored == [0] * 8
     assert ask(world, "adapted again", lora_request=adapter) == 0
     clean(world, agent)
@@ -195,7 +195,7 @@ def test_requests_with_an_adapter_are_not_saved(worlds: Any, agent: AgentProcess
 def test_what_is_computed_for_a_decode_engine_is_saved_at_once(worlds: Any, agent: AgentProcess) -> None:
     world = lazy(worlds)
     ask(world, "prompt", tokens=1, params={"do_remote_decode": True, "do_remote_prefill": False})
-    assert world.side.saves.counts.stored == 96 // BLOCK
+    assert world.side.counts.saves_stored == 96 // BLOCK
     clean(world, agent)
 
 
@@ -207,10 +207,10 @@ def test_with_few_free_blocks_all_is_saved_at_once(worlds: Any, agent: AgentProc
     while len(world.outputs["long"]) < 20:
         world.step()
         world.settle()
-    assert world.side.saves.batch.pressing
-    assert world.side.saves.counts.planned >= 20
+    assert world.side.saves.pressing
+    assert world.side.counts.saves_planned >= 20
     world.run()
-    assert world.side.saves.counts.stored >= 20
+    assert world.side.counts.saves_stored >= 20
     clean(world, agent)
 
 
@@ -290,4 +290,4 @@ def test_no_byte_is_wrong(worlds: Any, agent: AgentProcess, kind: str) -> None:
         lives += 1
     clean(first, agent, second)
     for world in (first, second):
-        print(f"{world.steps} steps, {world.preempted} preemptions, {world.side.counted()}")
+        print(f"{world.steps} steps, {world.preempted} preemptions, {world.side.counts}")

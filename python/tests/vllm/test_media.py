@@ -80,15 +80,15 @@ def test_a_name_of_two_contents_in_one_engine(seeing: Any, agent: AgentProcess) 
     see(one, "cat", item(1), tokens=60)
     while len(one.outputs["cat"]) < 20:
         one.step()
-    saved = one.side.saves.counts.planned
+    saved = one.side.counts.saves_planned
     assert one.side.counts.media_bypassed == 0
     see(one, "dog", item(2), kind=[1.0])  # it finds the other's blocks
     assert one.side.counts.media_bypassed == 2
     one.run()
-    assert one.side.saves.counts.planned == saved, "blocks that may be of either content were saved"
+    assert one.side.counts.saves_planned == saved, "blocks that may be of either content were saved"
     see(one, "cat again", item(1), kind=[1.0])
     one.run()
-    assert one.side.saves.counts.planned == saved
+    assert one.side.counts.saves_planned == saved
     assert one.side.counts.tokens_loaded == 0
     see(other, "dog", item(2))
     other.run()

@@ -148,7 +148,7 @@ def test_no_output_is_wrong(worlds: Any, agent: HoldingAgent, mode: str, way: st
         lives += 1
     clean(engines[0], agent, engines[1])
     for world, fault in zip(engines, faults, strict=True):
-        print(f"{world.steps} steps, {world.preempted} preemptions, {dict(fault.struck)}, {world.side.counted()}")
+        print(f"{world.steps} steps, {world.preempted} preemptions, {dict(fault.struck)}, {world.side.counts}")
     print(f"{lives} lives of {REQUESTS}; {figures(agent)}")
 
 

@@ -20,7 +20,7 @@ from kvagent.errors import KVAgentError
 from kvagent.messages import Role
 from kvagent.vllm import connector as calls
 from kvagent.vllm.geometry import Unsupported
-from kvagent.vllm.guests.nodes.delegate import Delegate
+from kvagent.vllm.guests.nodes import Delegate
 from kvagent.vllm.scheduler import agent_session
 from kvagent.vllm.weight_changes import LOADED
 from tests.agent import PATIENCE_S, AgentProcess, eventually
@@ -87,7 +87,7 @@ def complete(world: World) -> bool:
     agent = world.side.agent
     if agent.session is None:
         return False
-    nodes = [(agent.session.boot, agent.space), *((one.boot, one.space) for one in agent.targets())]
+    nodes = [(agent.session.boot, agent.space), *((one.boot, one.space) for one, _ in agent.targets())]
     links = [worker._worker._link.current() for worker in world.workers]
     found = [None if one is None else (one.boot, one.registered.space) for one in links]
     return found == [nodes[rank * len(nodes) // world.ranks] for rank in range(world.ranks)]
@@ -138,7 +138,7 @@ def rejoin(world: World, agent: AgentProcess) -> None:
     def there() -> bool:
         world.step()
         world.settle()
-        return complete(world) and world.side.agent.targets()[0].boot == now
+        return complete(world) and world.side.agent.targets()[0][0].boot == now
 
     eventually(there, "the engine at the new agent", HITS_S)
 
@@ -507,6 +507,6 @@ def test_no_byte_is_wrong_whatever_happens_to_the_agents(
         output, start = world.outputs[name], len(sequence.prompt)
         assert output == sequence.tokens[start : start + len(output)], name
         assert len(output) == sequence.max_tokens or "abort" in world.reasons.get(name, "abort"), name
-    print(f"{added} requests, {world.steps} steps, {dict(troubles.struck)}, {world.side.counted()}")
+    print(f"{added} requests, {world.steps} steps, {dict(troubles.struck)}, {world.side.counts}")
     hits_again(world)
     both_clean(world, agent, far)

@@ -96,7 +96,7 @@ def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, kind: s
     for world in (first, second):
         print(
             f"{world.steps} steps, {world.gpu.checked} positions checked, {world.preempted} preemptions, "
-            f"{world.gpu.rejected} drafts rejected, {sum(world.promised.values())} loads, {world.side.counted()}"
+            f"{world.gpu.rejected} drafts rejected, {sum(world.promised.values())} loads, {world.side.counts}"
         )
     hits = second.side.counts.tokens_loaded
     print(f"{lives} lives of {REQUESTS}; weights changed {trained} times; hits {hits} tokens; {figures(agent)}")

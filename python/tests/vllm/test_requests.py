@@ -62,7 +62,7 @@ def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: Ag
         preempt_all(world)
     finally:
         agent.thaw()
-    planned = world.side.saves.counts.planned
+    planned = world.side.counts.saves_planned
     world.add("first", [7] * 40, 4)  # takes some of the blocks
     while world.scheduler.requests["long"].num_computed_tokens < 100:
         world.step()
@@ -74,7 +74,7 @@ def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: Ag
             if piece.tracked.request.request_id == "long":
                 ids = [block.block_id for block in piece.blocks]
                 assert ids == table[piece.first : piece.first + len(ids)], "a table that was not replaced"
-    assert world.side.saves.counts.planned >= planned + 100 // BLOCK, "nothing is saved before its end"
+    assert world.side.counts.saves_planned >= planned + 100 // BLOCK, "nothing is saved before its end"
     world.run()
     assert world.resumed[RESUMED[v2]] == 1
     assert agent.status()["blocks_stored"] >= (100 + 59) // BLOCK
@@ -124,7 +124,7 @@ def test_requests_with_an_adapter_are_bypassed(worlds: Any, agent: AgentProcess)
         world.add(name, PROMPT, 10, lora_request=LoRARequest("adapter", 1, "/nowhere"))
         world.run()
         assert world.scheduler.reset_prefix_cache()
-    assert (world.side.counts.lookups, world.side.saves.counts.planned) == (0, 0)
+    assert (world.side.counts.lookups, world.side.counts.saves_planned) == (0, 0)
     assert agent.status()["blocks_stored"] == 0
     clean(world, agent)
 

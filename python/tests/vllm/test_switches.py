@@ -26,7 +26,7 @@ def test_each_switch_holds_for_its_request(worlds: Any, agent: AgentProcess, v2:
     first.add("unsaved", PROMPT, 40, params={"kvagent.save": False})
     first.run()
     assert agent.status()["blocks_stored"] == 0
-    assert first.side.saves.counts.planned == 0
+    assert first.side.counts.saves_planned == 0
     first.add("saved", [7, *PROMPT], 40, params={"kvagent": {"load": False}})
     first.run()
     assert agent.status()["blocks_stored"] == 140 // BLOCK

@@ -265,7 +265,7 @@ def test_a_request_of_one_token(worlds: Any, agent: AgentProcess, setting: str, 
     world.add("one", longer, 1)
     world.run()
     right(world)
-    stored = world.side.saves.counts.stored
+    stored = world.side.counts.saves_stored
     world.add("same", longer, 3)
     world.run()
     right(world)
@@ -318,9 +318,9 @@ def test_nothing_is_saved_before_the_outcome_is_known(worlds: Any, agent: AgentP
     launch_load(world)  # this step computes four blocks from what did not come
     for _ in range(world.depth - 1):
         world.launch()
-    planned = world.side.saves.counts.planned
+    planned = world.side.counts.saves_planned
     world.settle()
-    assert world.side.saves.counts.planned == planned == 96 // BLOCK, "what was computed from it was saved"
+    assert world.side.counts.saves_planned == planned == 96 // BLOCK, "what was computed from it was saved"
     world.run()
     right(world)
     assert agent.status()["blocks_stored"] > stored
@@ -356,7 +356,7 @@ def test_nothing_is_hashed_before_the_outcome_is_known(worlds: Any, agent: Agent
 
 def test_what_may_not_be_ready_is_asynchronous(worlds: Any, agent: AgentProcess) -> None:
     world = cold(worlds, "v2-async")
-    world.side._promises._asks_ready = lambda *_: False  # as an older agent answers
+    world.side.loads._asks_ready = lambda *_: False  # as an older agent answers
     world.add("warm", PROMPT, 10)
     world.run()
     right(world)
@@ -461,7 +461,7 @@ def test_random_requests_of_which_some_loads_fail(worlds: Any, agent: AgentProce
     live(second, 1, "warm-")
     clean(first, agent, second)
     counts = second.side.counts
-    print(setting, mode, {name: value for name, value in second.side.counted().items() if "load" in name})
+    print(setting, mode, {name: value for name, value in dict(vars(second.side.counts)).items() if "load" in name})
     if mode == "sync":  # else it depends on the machine how many there are
         assert counts.loads_sync > 3
         assert 0 < counts.loads_sync_failed < counts.loads_sync

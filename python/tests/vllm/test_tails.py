@@ -60,10 +60,10 @@ def test_no_block_of_a_long_prompt_is_lost_uncounted(
     run(world, size, tokens, requests, arrive)
     stored = agent.status()["blocks_stored"]
     share = stored / (requests * size)
-    counts = world.side.saves.counts
+    counts = world.side.counts
     print(f"{load}, {'async' if asynchronous else 'sync'}: {share:.3f} of {requests * size} blocks, {counts}")
     assert world.preempted or load != "preempted"
-    assert requests * size - counts.missed - counts.revoked <= stored <= requests * size
+    assert requests * size - counts.saves_missed - counts.saves_revoked <= stored <= requests * size
     for number in range(requests):
         first = size * BLOCK + 1
         assert world.outputs[f"r{number}"] == world.sequences[f"r{number}"].tokens[first : first + tokens]

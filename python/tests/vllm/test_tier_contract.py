@@ -247,7 +247,7 @@ def test_a_call_that_may_change_the_weights_ends_what_was_found(played: Callable
 def test_a_reset_of_vllms_own_cache_counts_in_the_callers_process(
     played: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, *, in_process: bool
 ) -> None:
-    monkeypatch.setattr("kvagent.vllm.tier.manager.watch", lambda: ([], in_process))
+    monkeypatch.setattr("kvagent.vllm.tier.manager.watch", lambda _: ([], in_process))
     one = played().ready()
     (key,) = keys("p", 1)
     one.job([key], [0], load=False)

@@ -20,7 +20,6 @@ from kvagent.vllm import connector as calls
 from kvagent.vllm.geometry import Unsupported, node
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError
-from kvagent.vllm.plan import uncached_plan
 from kvagent.vllm.worker import memory as worker_memory
 from kvagent.vllm.worker import side as worker_side
 from kvagent.vllm.worker.memory import memory as plain
@@ -290,10 +289,10 @@ def test_a_scheduler_that_alone_finds_the_reason_stops_its_workers(
 ) -> None:
     begin = KVAgentConnector._begin
 
-    def only_the_scheduler(self: Any, config: Any, role: KVConnectorRole, kv: Any) -> None:
-        if role == KVConnectorRole.SCHEDULER:
+    def only_the_scheduler(self: Any, config: Any, kv: Any, *, scheduler: bool) -> None:
+        if scheduler:
             raise Unsupported("a reason")
-        begin(self, config, role, kv)
+        begin(self, config, kv, scheduler=scheduler)
 
     monkeypatch.setattr(KVAgentConnector, "_begin", only_the_scheduler)
     world = worlds(ranks=2)
@@ -315,13 +314,6 @@ def test_a_decode_engine_that_cannot_be_served_computes_the_prompt(worlds: Any) 
     world.run()
     assert world.outputs["wanted"] == world.sequences["wanted"].tokens[100:110]
     assert world.params["offered"] is None
-
-
-def test_steps_of_an_uncached_engine_share_one_plan(worlds: Any) -> None:
-    world = worlds(extra=THREE_HEADS)
-    world.add("one", PROMPT, 4)
-    output = world.scheduler.schedule()
-    assert output.kv_connector_metadata.plan is uncached_plan()
 
 
 def test_sleep_mode_is_what_vllm_is_told(worlds: Any) -> None:

@@ -190,7 +190,8 @@ class World:
         merely late, on a busy machine.
         """
         side, lookups = self.side, self.side.agent.lookups
-        side.waits._age_s = side.waits._grace_s = side.loads._deadline_s = wait_s
+        waits = side.loads.waits
+        waits._age_s = waits._grace_s = side.loads._deadline_s = wait_s
         if lookups is not None:
             lookups._age_s = lookups._client.timeout_s = wait_s
         for worker in self.workers:

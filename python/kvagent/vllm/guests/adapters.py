@@ -1,10 +1,9 @@
 """LoRA adapters: a request's blocks are keyed by its adapter's content, not by its name.
 
-vLLM names an adapter by its number and keeps what it loaded under that, whatever a request's name
-and path say, and whatever has become of the files since. So the content is learned where vLLM loads
-it: its files are stated before, and digested after, when they are still in the page cache. The
-digest counts only if they are as they were, and had not changed shortly before the load. What is
-loaded again unchanged is not digested again.
+vLLM keeps what it loaded under an adapter's number, whatever a request's name and path say, and
+whatever has become of the files since. So the content is learned where vLLM loads it: its files are
+stated before, and digested after, when they are still in the page cache. The digest counts only if
+they are as they were, and had not changed shortly before the load.
 
 Where vLLM pins no memory (on CPUs), what it keeps of an adapter are the pages of its files, which
 it copies into a slot each time that the adapter gets one (max_loras, max_cpu_loras). So a file that
@@ -21,6 +20,7 @@ blocks must not be saved: the caller is told to treat all blocks as stale (``new
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -36,12 +36,12 @@ from kvagent.files import State, Unreadable
 from kvagent.vllm import internals
 from kvagent.vllm.hooks import Guest, WorkerGuest
 from kvagent.vllm.internals import further_hashes
-from kvagent.vllm.plan import LoadJob, SaveJob
+from kvagent.vllm.plan import SaveJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvagent.vllm.plan import Report
+    from kvagent.vllm.plan import LoadJob, Report
     from kvagent.vllm.scheduler.requests import Tracked
 
 
@@ -49,15 +49,12 @@ READ = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin",
         "new_embeddings.safetensors", "new_embeddings.bin")  # fmt: skip
 """The files of an adapter that vLLM may read."""
 SETTLED_NS = 50_000_000
-"""A file that changed less than this before a load may change again under the same time stamp: a
-few ticks of the clock that stamps files.
-"""
+"""A file that changed later than so before a load may change again under the same time stamp."""
 MAX_ADAPTERS = 4096  # whose content is known; vLLM keeps fewer loaded
 _CONFIGURED = ("lora_dtype", "target_modules", "enable_mixed_moe_lora_format", "enable_moe_shared_loras")
 """The options of vLLM's LoRAConfig that change what an adapter computes."""
 
 log = logging.getLogger("vllm.kvagent")
-
 
 ADAPTERS = "adapters"
 """The name under which workers tell what they have loaded."""
@@ -65,15 +62,13 @@ ADAPTERS = "adapters"
 
 @dataclass(slots=True)
 class LoadedAdapter:
-    """A LoRA adapter that a worker has loaded: other content than before, if any, under this
-    number.
+    """A LoRA adapter that a worker has loaded: other content than before, if any, under its number.
+    ``serial`` is greater for later content, ``digest`` empty if that cannot be determined.
     """
 
     number: int
     serial: int
-    """Greater for later content."""
     digest: bytes = b""
-    """Of the content; empty if it cannot be determined."""
 
 
 class LoadedAdapters(WorkerGuest):
@@ -99,28 +94,19 @@ class LoadedAdapters(WorkerGuest):
         self._manager: Any = None  # a weak reference to vLLM's manager
         self._news: list[LoadedAdapter] = []
 
-    def current(self, adapters: tuple[tuple[int, int], ...]) -> bool:
-        """Return whether the adapters with these numbers are still loaded as of these serials."""
-        return all(
-            self._serials.get(number) == serial and not (self._mapped and self._changed(number))
-            for number, serial in adapters
-        )
-
-    def stays(self, adapters: tuple[tuple[int, int], ...]) -> bool:
-        """Return whether these adapters are loaded as of these serials, or will be again: vLLM may
-        have dropped one, and then loads whatever its files hold by the time it is needed.
-        """
-        manager = None if self._manager is None else self._manager()
-        if not self.current(adapters) or manager is None:
-            return False
-        kept = manager.list_adapters()
-        return all(number in kept or not self._changed(number) for number, _ in adapters)
-
     def serves(self, job: SaveJob | LoadJob) -> bool:
-        """Return whether the adapters that a job depends on are those that computed its blocks, or
-        will compute what follows them.
+        """Return whether the adapters that a job depends on are still loaded as of these serials.
+        What follows a load is computed with what is loaded again, of files that are the same, if
+        vLLM has dropped one.
         """
-        return self.stays(job.depends) if isinstance(job, LoadJob) else self.current(job.depends)
+        for number, serial in job.depends:
+            if self._serials.get(number) != serial or (self._mapped and self._changed(number)):
+                return False
+        if isinstance(job, SaveJob):
+            return True
+        manager = None if self._manager is None else self._manager()
+        kept = () if manager is None else manager.list_adapters()
+        return manager is not None and all(number in kept or not self._changed(number) for number, _ in job.depends)
 
     def news(self) -> tuple[LoadedAdapter, ...]:
         """Return what has been loaded since the last call."""
@@ -131,16 +117,15 @@ class LoadedAdapters(WorkerGuest):
         """Observe no more loads."""
         _listening.discard(self)
 
-    def states(self, request: Any) -> tuple[tuple[str, State], ...]:
-        """Return the states of the files that vLLM reads for a LoRARequest; none if they
-        are not here.
+    @staticmethod
+    def states(request: Any) -> tuple[tuple[str, State], ...]:
+        """Return the states of the files that vLLM reads for a LoRARequest; none if they are not
+        here.
         """
-        if getattr(request, "tensorizer_config_dict", None):
-            return ()  # vLLM reads another folder
-        try:
-            return _states(_folder(request))
-        except OSError:
-            return ()
+        with contextlib.suppress(OSError):
+            if not getattr(request, "tensorizer_config_dict", None):  # else vLLM reads another folder
+                return _states(_folder(request))
+        return ()
 
     def loaded(self, manager: Any, request: Any, before: tuple[tuple[str, State], ...], begun: int) -> None:
         """Record that vLLM's manager has loaded an adapter, whose files were in these states
@@ -174,9 +159,7 @@ class LoadedAdapters(WorkerGuest):
         return self.states(self._requests[number]) != self._states[number]
 
     def _digest(self, request: Any, states: tuple[tuple[str, State], ...]) -> bytes:
-        """Return the digest of an adapter whose files were in these states; empty if they are not
-        any more.
-        """
+        """Return the digest of an adapter; empty if its files are not in these states any more."""
         folder = _folder(request)
         about = [f"LoRA {getattr(request, 'is_3d_lora_weight', False)}"]
         about += [f"{name} {getattr(self.config, name, None)}" for name in _CONFIGURED]
@@ -255,13 +238,13 @@ SEVERAL = 0  # in place of a number: a name's requests had several at once
 
 @dataclass(slots=True)
 class Content:
-    """What the workers have loaded under a number."""
+    """What the workers have loaded under a number. ``digest`` is empty unless all of them have
+    reported the same.
+    """
 
     serial: int
     digests: list[bytes] = field(default_factory=list)
-    """One of each worker that has reported it."""
     digest: bytes = b""
-    """Empty unless all workers have reported the same."""
 
 
 class Adapters(Guest):
@@ -285,18 +268,16 @@ class Adapters(Guest):
         tracked.barred.add(ADAPTER)
         # The encoder may have an adapter too, a session's later turns replace hashes, and a request
         # may tell vLLM to load its adapter again in each of its steps.
-        if (
-            getattr(request, "mm_features", None) or getattr(request, "resumable", False)
-            or getattr(lora, "load_inplace", False)
-        ):  # fmt: skip
+        others = getattr(request, "mm_features", None), getattr(request, "resumable", False)
+        if any(others) or getattr(lora, "load_inplace", False):
             self._never.add(tracked)
         self._name(lora)
         if not self.key(tracked):
             self.side.counts.adapters_unknown += 1
 
     def _name(self, lora: Any) -> None:
-        """Note that a request uses a name. If others use it for another adapter, none of them is
-        keyed; if others did, the engine's own cache may have blocks of that one.
+        """Note that a request uses a name. If others use it for another adapter, none is keyed; if
+        others did, the engine's own cache may have blocks of that one.
         """
         name, number = str(lora.lora_name), int(lora.lora_int_id)
         alive = self._alive.setdefault(name, Counter())
@@ -339,7 +320,7 @@ class Adapters(Guest):
                 del self._alive[name]
 
     def _users(self) -> list[Tracked]:
-        return [one for one in self.side.requests.values() if getattr(one.request, "lora_request", None) is not None]
+        return [one for one in self.side.requests.values() if getattr(one.request, "lora_request", None)]
 
     def _unkey(self, tracked: Tracked) -> None:
         self.side.bar(tracked, ADAPTER)
@@ -358,10 +339,9 @@ class Adapters(Guest):
         return True
 
     def report(self, some: Iterable[LoadedAdapter]) -> tuple[set[int], set[int], bool]:
-        """Handle what workers have reported.
-
-        Return the numbers whose content has changed, those whose content has become known, and
-        whether the blocks in the engine's own cache have to be treated as stale.
+        """Handle what workers have reported. Return the numbers whose content has changed, those
+        whose content has become known, and whether the engine's own cache may have blocks of
+        another one.
         """
         changed: set[int] = set()
         became: set[int] = set()
@@ -370,7 +350,7 @@ class Adapters(Guest):
             content = self._contents.get(one.number)
             if content is None or one.serial > content.serial:
                 changed.add(one.number)
-                stale |= self._dropped or content is not None  # blocks of another content may be left
+                stale |= self._dropped or content is not None
                 self._contents[one.number] = content = Content(one.serial)
                 self._contents.move_to_end(one.number)
                 if len(self._contents) > MAX_KNOWN:

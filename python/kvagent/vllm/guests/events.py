@@ -36,13 +36,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
 from kvagent.limits import MAX_EXTRA, TOKEN_BYTES
-from kvagent.messages import BlockTokens, EventKind, EventsState, NextEvents
+from kvagent.messages import BlockEvents, BlockTokens, EventKind, EventsState, NextEvents
 from kvagent.vllm.hooks import Guest, Reset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvagent.messages import BlockEvents, EventRun
+    from kvagent.messages import EventRun
     from kvagent.session import Session
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.scheduler.agent_session import AgentSession
@@ -439,7 +439,7 @@ class Publication:
             events = self._published.remove(max(1, REMOVE_BLOCKS // self._scale))
             self._leaving = len(self._published) > 0
         elif session is not None:
-            for answer in self._agent.take_answers():
+            for answer in self._agent.take(BlockEvents):
                 if answer.req == self._asked:
                     events = self._publish(answer)
         if session is not None:
@@ -473,7 +473,7 @@ class Publication:
         engine as soon as there is.
         """
         session = self._agent.session
-        if self._agent.unread() or session is not self._session or self._leaving or self._agent.answers:
+        if self._agent.unread() or session is not self._session or self._leaving or self._agent.messages:
             return True
         asks = session is not None and not self._asked and not self._full
         wait_s = self._not_before - time.monotonic()

@@ -1,24 +1,22 @@
 """What single requests ask for: switches in their ``kv_transfer_params`` (docs/VLLM.md), and hints
 of how their blocks will be used.
 
-Switches are named ``kvagent.save`` and so on, or ``save`` and so on in a mapping named ``kvagent``.
-A client sends them, so a bad one is counted, logged and ignored, and its request runs as without
-it. They concern the cache: a prompt that is computed for a decode engine is saved, and one that a
-prefill engine computes is loaded, whatever they say.
+A client sends switches, so a bad one is counted, logged and ignored, and its request runs as
+without it. They concern the cache: a prompt that is computed for a decode engine is saved, and one
+that a prefill engine computes is loaded, whatever they say.
 
-The agent is told of the end of requests, and of their hints. What brings blocks is told when a
-request arrives. All else is told once it has ended and its saves are over, with the facts of its
-end: then its blocks are stored, and nobody waits.
+Hints are actions on blocks (docs/STEERING.md). vLLM 0.33 hands on an envelope of actions
+(``Request.kv_hints``), each with an ID, a type, a version and a payload. ``kvagent.hints`` may have
+the same, or a list of plain actions, whose payload is beside their type. A router may also name the
+agent that has a prompt (llm-d's ``remote_kv_source``).
 
-Hints are actions on blocks, as clients and routers write them (docs/STEERING.md). vLLM 0.33 hands
-on an envelope (``Request.kv_hints``) of actions, each with an ID, a type, a version and a payload.
-``kv_transfer_params`` may have the same under ``kvagent.hints``, or a list of plain actions, whose
-payload is beside their type. A router may also name the agent that has a prompt (llm-d's
-``remote_kv_source``).
+The agent is told what brings blocks when a request arrives, and all else once it has ended and its
+saves are over, with the facts of its end: then its blocks are stored, and nobody waits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
@@ -34,7 +32,7 @@ from kvagent.vllm.hooks import Guest, Reset
 from kvagent.vllm.scheduler.requests import NO_LIMIT, USUAL, Hurry, Phase, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from kvagent.vllm.plan import StepPlan
     from kvagent.vllm.scheduler.requests import Tracked
@@ -43,93 +41,70 @@ if TYPE_CHECKING:
 NAMES = {f"kv.{action.name.lower()}": action for action in Action}
 VERSIONS = "1."  # of actions
 MAX_SECONDS = MAX_HINT_MS // 1000
+MAX_SHOWN = 80  # characters
+PREFIX = "kvagent"
+SWITCHES = ("save", "load", "max_load_tokens", "session", "hints")
+MAX_TOKENS = 1 << 30
+MAX_LOGGED = 64  # reasons that are logged as warnings; clients could send new ones without end
+MAX_TOKENIZER_BYTES = 16 << 20
+MAX_ENDED = 1024  # ended requests that wait for their saves; the oldest is forgotten for one more
+
 _TIMES = {Action.RETAIN, Action.PIN, Action.DEMOTE, Action.DROP}
+_NOW = {Action.PREFETCH, Action.FETCH}
+_LOWER = {Action.DEMOTE, Action.DROP}
+_FINISHED = {
+    "FINISHED_STOPPED": Finish.STOP, "FINISHED_LENGTH_CAPPED": Finish.LENGTH, "FINISHED_ABORTED": Finish.ABORT,
+}  # fmt: skip
+_NAMES = {action: name for name, action in NAMES.items()}
+
+log = logging.getLogger("vllm.kvagent")
 
 
-class BadHint(ValueError):
-    """A hint that does not exist, or has a value that is not allowed."""
+class Bad(ValueError):
+    """A switch or a hint that does not exist, or has a value that is not allowed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """An action that is not carried out: its ID and name as the client gave them, and why."""
-
-    id: str
-    action: str
-    reason: str
-
-
-def actions(given: Any) -> list[HintAction | Rejected]:
-    """Return the actions of an envelope, or of a list of plain ones. Raise BadHint for what is
-    neither.
-    """
-    every = given.get("actions") if isinstance(given, Mapping) else getattr(given, "actions", given)
-    if isinstance(every, (str, bytes)) or not isinstance(every, Sequence):
-        raise BadHint(f"{shown(given)}, allowed is a list of actions, or a mapping that has one")
-    found: list[HintAction | Rejected] = []
-    for one in every[: MAX_HINT_ACTIONS + 1]:
-        identifier = kind = ""
-        try:
-            name, what, version, payload = _parts(one)
-            kind = what if isinstance(what, str) and what in NAMES else shown(what)
-            identifier = _identifier(name)
-            if len(found) == MAX_HINT_ACTIONS:
-                raise BadHint(f"{len(every)} actions, allowed are {MAX_HINT_ACTIONS}")
-            found.append(_action(identifier, what, version, payload))
-        except BadHint as reason:
-            found.append(Rejected(identifier, kind, str(reason)))
-    return found
-
-
-def source(params: Mapping[str, Any]) -> HintAction | None:
-    """Return the fetch that llm-d's ``remote_kv_source`` means, if it is there."""
-    given = params.get("remote_kv_source")
-    if not isinstance(given, Mapping):
-        return None
-    host, port = given.get("remote_host"), given.get("remote_port")
-    if isinstance(port, str) and port.isdecimal():
-        port = int(port)
-    if not isinstance(host, str) or not host or not isinstance(port, int) or not 0 < port < 1 << 16:
-        return None
-    peer = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-    if not peer.isascii() or len(peer) > MAX_PEER_ADDRESS:
-        return None
-    return HintAction("remote_kv_source", Action.FETCH, peer=peer)
+def shown(value: Any) -> str:
+    """Return a client's value as messages show it."""
+    text = ascii(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _parts(one: Any) -> tuple[Any, Any, Any, Any]:
-    """Return an action's ID, type, version and payload."""
+    """Return an action's ID, type, version and payload, of an envelope or plain."""
     if isinstance(one, Mapping):
         if "action_type" in one:
             return one.get("action_id"), one["action_type"], one.get("action_version"), one.get("payload")
         return one.get("id"), one.get("action"), None, one
     if hasattr(one, "action_type"):
         return one.action_id, one.action_type, one.action_version, one.payload
-    raise BadHint(f"{shown(one)}, allowed is a mapping")
+    raise Bad(f"{shown(one)}, allowed is a mapping")
 
 
-def _identifier(given: Any) -> str:
-    if given is None:
-        return ""
-    if not isinstance(given, str) or len(given.encode(errors="replace")) > MAX_HINT_ID:
-        raise BadHint(f"id: {shown(given)}, allowed is a string of at most {MAX_HINT_ID} bytes")
+def _text(given: Any, least: int = 0, name: str = "") -> str:
+    if not isinstance(given, str) or not least <= len(given.encode(errors="replace")) <= MAX_HINT_ID:
+        raise Bad(f"{name}{shown(given)}, allowed is a string of {least} to {MAX_HINT_ID} bytes")
     return given.encode(errors="replace").decode()  # it comes back in an answer, as JSON
 
 
 def _action(identifier: str, kind: Any, version: Any, payload: Any) -> HintAction:
     action = NAMES.get(kind) if isinstance(kind, str) else None
     if action is None:
-        raise BadHint(f"{shown(kind)}: no such action; there are {', '.join(NAMES)}")
+        raise Bad(f"{shown(kind)}: no such action; there are {', '.join(NAMES)}")
     if version is not None and not str(version).startswith(VERSIONS):
-        raise BadHint(f"{kind}: version {shown(version)}, allowed is {VERSIONS}x")
+        raise Bad(f"{kind}: version {shown(version)}, allowed is {VERSIONS}x")
     if not isinstance(payload, Mapping):
-        raise BadHint(f"{kind}: payload: {shown(payload)}, allowed is a mapping")
-    priority = payload.get("priority", MAX_PRIORITY // 2)
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
-        raise BadHint(f"{kind}: priority: {shown(priority)}, allowed is an integer 0 to {MAX_PRIORITY}")
+        raise Bad(f"{kind}: payload: {shown(payload)}, allowed is a mapping")
+    priority = _integer(f"{kind}: priority: ", payload.get("priority", MAX_PRIORITY // 2), MAX_PRIORITY)
     peer = _peer(payload) if action == Action.FETCH else ""
     ms = _milliseconds(str(kind), payload) if action in _TIMES else 0
     return HintAction(identifier, action, priority, ms, peer)
+
+
+def _integer(name: str, value: Any, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise Bad(f"{name}{shown(value)}, allowed is an integer 0 to {most}")
+    return value
 
 
 def _milliseconds(kind: str, payload: Mapping[str, Any]) -> int:
@@ -139,10 +114,10 @@ def _milliseconds(kind: str, payload: Mapping[str, Any]) -> int:
     name = "seconds" if "seconds" in payload else "lease_until"
     given = payload.get(name, 0)
     if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise BadHint(f"{kind}: {name}: {shown(given)}, allowed is a number")
+        raise Bad(f"{kind}: {name}: {shown(given)}, allowed is a number")
     seconds = given - time.time() if name == "lease_until" and given else given
     if not 0 <= seconds <= MAX_SECONDS:
-        raise BadHint(f"{kind}: {name}: {shown(given)}, allowed are 0 to {MAX_SECONDS} seconds")
+        raise Bad(f"{kind}: {name}: {shown(given)}, allowed are 0 to {MAX_SECONDS} seconds")
     return max(1, round(seconds * 1e3)) if given else 0
 
 
@@ -152,28 +127,21 @@ def _peer(payload: Mapping[str, Any]) -> str:
     peer = given.removeprefix("tcp://") if isinstance(given, str) else ""
     host, _, port = peer.rpartition(":")
     if not host or not port.isdecimal() or not peer.isascii() or len(peer) > MAX_PEER_ADDRESS:
-        raise BadHint(f"kv.fetch: from: {shown(given)}, allowed is host:port of an agent")
+        raise Bad(f"kv.fetch: from: {shown(given)}, allowed is host:port of an agent")
     return peer
 
 
-def shown(value: Any) -> str:
-    """Return a client's value as messages show it."""
-    text = ascii(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-MAX_SHOWN = 80  # characters
-
-
-PREFIX = "kvagent"
-MAX_TOKENS = 1 << 30
-MAX_LOGGED = 64  # reasons that are logged as warnings; clients could send new ones without end
-
-log = logging.getLogger("vllm.kvagent")
-
-
-class BadSwitch(ValueError):
-    """A switch that does not exist, or a value that is not allowed."""
+def _source(params: Mapping[str, Any]) -> HintAction | None:
+    """Return the fetch that llm-d's ``remote_kv_source`` means, if it is there."""
+    given = params.get("remote_kv_source")
+    host, port = (given.get("remote_host"), given.get("remote_port")) if isinstance(given, Mapping) else ("", 0)
+    if isinstance(port, str) and port.isdecimal():
+        port = int(port)
+    if not isinstance(host, str) or not host or not isinstance(port, int) or not 0 < port < 1 << 16:
+        return None
+    peer = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+    good = peer.isascii() and len(peer) <= MAX_PEER_ADDRESS
+    return HintAction("remote_kv_source", Action.FETCH, peer=peer) if good else None
 
 
 class Switches(Guest):
@@ -192,40 +160,38 @@ class Switches(Guest):
         request = tracked.request
         params = getattr(request, "kv_transfer_params", None)
         if isinstance(params, dict):
-            self._apply(tracked, params)
+            for name, value in _given(params):
+                try:
+                    self._apply(tracked, name, value, params)
+                except Bad as reason:
+                    self._ignore(f"kv_transfer_params: {PREFIX}.{name if name in SWITCHES else shown(name)}: {reason}")
         elif params is not None:
             self._ignore(f"kv_transfer_params: {shown(params)}, allowed is a mapping")
             request.kv_transfer_params = None
 
-    def _apply(self, tracked: Tracked, params: Mapping[str, Any]) -> None:
-        delivers = self._transfers and params.get("do_remote_decode") is True
-        receives = self._transfers and params.get("do_remote_prefill") is True
-        counts = self.side.counts
-        for name, value in _given(params):
-            try:
-                if name == "save" and not _boolean(name, value):
-                    _check(not delivers, name, "a prompt for a decode engine is saved")
-                    tracked.saving.most = 0
-                    counts.requests_unsaved += 1
-                elif name == "load" and not _boolean(name, value):
-                    _check(not receives, name, "a prompt of a prefill engine is loaded")
-                    tracked.asking.most = 0
-                    counts.requests_unloaded += 1
-                elif name == "max_load_tokens":
-                    most = _tokens(name, value)
-                    _check(not receives, name, "a prompt of a prefill engine is loaded")
-                    tracked.asking.most = min(tracked.asking.most, most)
-                    counts.requests_limited += 1
-                elif name == "session":
-                    self._hints.name(tracked, value)
-                elif name == "hints":
-                    self._hints.add(tracked, value)
-                elif name not in SWITCHES:
-                    raise BadSwitch(f"{shown(name)}: no such switch; there are {', '.join(SWITCHES)}")
-            except BadSwitch as reason:
-                self._ignore(f"kv_transfer_params: {PREFIX}.{reason}")
-            except BadHint as reason:
-                self._ignore(f"kv_transfer_params: {PREFIX}.{name}: {reason}")
+    def _apply(self, tracked: Tracked, name: str, value: Any, params: Mapping[str, Any]) -> None:
+        counts, receives = self.side.counts, self._transfers and params.get("do_remote_prefill") is True
+        if name == "session":
+            self._hints.name(tracked, value)
+        elif name == "hints":
+            self._hints.add(tracked, value)
+        elif name == "max_load_tokens":
+            most = _integer("", value, MAX_TOKENS)
+            _check(not receives, "a prompt of a prefill engine is loaded")
+            tracked.asking.most = min(tracked.asking.most, most)
+            counts.requests_limited += 1
+        else:
+            _check(name in SWITCHES, f"no such switch; there are {', '.join(SWITCHES)}")
+            _check(isinstance(value, bool), f"{shown(value)}, allowed is true or false")
+            if name == "save" and not value:
+                delivers = self._transfers and params.get("do_remote_decode") is True
+                _check(not delivers, "a prompt for a decode engine is saved")
+                tracked.saving.most = 0
+                counts.requests_unsaved += 1
+            elif name == "load" and not value:
+                _check(not receives, "a prompt of a prefill engine is loaded")
+                tracked.asking.most = 0
+                counts.requests_unloaded += 1
 
     def _ignore(self, reason: str) -> None:
         self.side.counts.switches_ignored += 1
@@ -234,227 +200,199 @@ class Switches(Guest):
             log.warning("%s; it is ignored", reason)
 
 
-SWITCHES = ("save", "load", "max_load_tokens", "session", "hints")
-
-
 def _given(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the switches; of two with one name, that with the full name."""
-    nested = params.get(PREFIX)
-    if nested is not None:
-        if isinstance(nested, Mapping):
-            for name, value in nested.items():
-                if f"{PREFIX}.{name}" not in params:
-                    yield str(name), value
-        else:
-            yield "", nested
+    nested = params.get(PREFIX, {})
+    if isinstance(nested, Mapping):
+        yield from ((str(name), value) for name, value in nested.items() if f"{PREFIX}.{name}" not in params)
+    elif nested is not None:
+        yield "", nested
     for name, value in params.items():
         if isinstance(name, str) and name.startswith(f"{PREFIX}."):
             yield name.removeprefix(f"{PREFIX}."), value
 
 
-def _boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise BadSwitch(f"{name}: {shown(value)}, allowed is true or false")
-    return value
-
-
-def _tokens(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
-        raise BadSwitch(f"{name}: {shown(value)}, allowed is an integer 0 to {MAX_TOKENS}")
-    return value
-
-
-def _check(allowed: bool, name: str, why: str) -> None:
+def _check(allowed: object, why: str) -> None:
     if not allowed:
-        raise BadSwitch(f"{name}: {why}")
-
-
-MAX_TOKENIZER_BYTES = 16 << 20
-MAX_ENDED = 1024  # ended requests that wait for their saves; the oldest is forgotten for one more
-_NOW = {Action.PREFETCH, Action.FETCH}
-_LOWER = {Action.DEMOTE, Action.DROP}
-_FINISHED = {
-    "FINISHED_STOPPED": Finish.STOP, "FINISHED_LENGTH_CAPPED": Finish.LENGTH, "FINISHED_ABORTED": Finish.ABORT,
-}  # fmt: skip
-_NAMES = {action: name for name, action in NAMES.items()}
+        raise Bad(why)
 
 
 @dataclass(eq=False, slots=True)
 class _Told:
-    """A request that the agent is told of."""
+    """What the agent is told of a request: ``about`` has the facts of its end, once it has ended,
+    and ``stored`` by group those of its blocks that may be stored. Actions are carried out when it
+    arrives (``now``, in ``parts`` until these are sent) or once it has ended; ``receipts`` are by
+    an action's number. ``terms``: how its look-ups wait for another agent.
+    """
 
     tracked: Tracked
-    req: int
-    session: str = ""
+    about: Hint
     later: list[HintAction] = field(default_factory=list)
-    """Actions that are carried out once it has ended."""
     now: list[HintAction] = field(default_factory=list)
-    """Actions that are carried out when it arrives."""
+    parts: list[Hint] = field(default_factory=list)
+    terms: Terms | None = None
     receipts: list[dict[str, Any]] = field(default_factory=list)
-    """By an action's number."""
-    first: set[tuple[int, bytes]] = field(default_factory=set)
-    """The blocks that it was the first to store, with their groups, if that matters."""
-    finish: Finish = Finish.UNKNOWN
-    output: int = 0
+    first: set[tuple[int, bytes]] | None = None
+    """The blocks that it was the first to store, with their groups; None: that does not matter."""
     stored: Sequence[Sequence[bytes]] = ()
-    """Once it has ended: of its blocks, those that may be stored, by group."""
 
 
 class Hints(Guest):
     """Tells the agent of the ends of requests, and of what clients ask to do with blocks."""
 
     def __init__(self, remote_s: float, tool_tokens: frozenset[int] = frozenset(), *, nodes: int = 1) -> None:
-        """``remote_s``: how long a request waits for blocks of another agent. ``tool_tokens``: of
-        which an output that calls a tool has one. ``nodes``: that the engine is on; with several no
-        agent has whole blocks of it, and none is told.
+        """``remote_s``: how long a request waits for another agent. ``tool_tokens``: of which an
+        output that calls a tool has one. ``nodes``: with several no agent has whole blocks.
         """
         self._told_of = nodes == 1
         self._remote_s = remote_s
         self._tool_tokens = tool_tokens
-        self._running: dict[str, _Told] = {}
+        self._told: dict[Tracked, _Told] = {}  # those that have not ended, or whose saves have not
+        self._bringing: list[_Told] = []  # for which something is to be brought
         self._ended: list[_Told] = []  # whose saves have not
-        self._owners: dict[Tracked, _Told] = {}  # of which it matters what they were the first to store
-        self._untold: dict[_Told, list[Hint]] = {}  # what is to be brought, of which no agent could be told
-        self._fetching: dict[_Told, Terms] = {}  # whose look-ups wait for another agent, and how
         self._last: tuple[str, list[dict[str, Any]]] = ("", [])  # of the request that ended last: its receipts
         self._req = secrets.randbits(31)
 
     def name(self, tracked: Tracked, session: Any) -> None:
-        """Name the client's session of a request that arrives. Raise BadHint."""
-        if not (name := _session(session)):
-            raise BadHint(f"{shown(session)}, allowed is a string of 1 to {MAX_HINT_ID} bytes")
-        self._own(self._told(tracked), name)
+        """Name the client's session of a request that arrives. Raise Bad."""
+        self._own(self._of(tracked), _text(session, least=1))
 
     def add(self, tracked: Tracked, given: Any) -> None:
-        """Take the actions of a request that arrives. Raise BadHint for what is none."""
-        told, found = self._told(tracked), actions(given)
+        """Take the actions of a request that arrives: an envelope, or a list of plain ones. Raise
+        Bad for what is neither.
+        """
+        every = given.get("actions") if isinstance(given, Mapping) else getattr(given, "actions", given)
+        if isinstance(every, (str, bytes)) or not isinstance(every, Sequence):
+            raise Bad(f"{shown(given)}, allowed is a list of actions, or a mapping that has one")
+        told = self._of(tracked)
         self.side.counts.requests_hinted += 1
-        for action in found:
-            if isinstance(action, Rejected):
-                told.receipts.append(_receipt(action.id, action.action, ActionState.REJECTED, action.reason))
-            else:
-                self._take(told, action)
+        for i, one in enumerate(every[: MAX_HINT_ACTIONS + 1]):
+            identifier = kind = ""
+            try:
+                name, what, version, payload = _parts(one)
+                kind = what if isinstance(what, str) and what in NAMES else shown(what)
+                identifier = _text("" if name is None else name, name="id: ")
+                _check(i < MAX_HINT_ACTIONS, f"{len(every)} actions, allowed are {MAX_HINT_ACTIONS}")
+                self._take(told, _action(identifier, what, version, payload))
+            except Bad as reason:
+                told.receipts.append(_receipt(identifier, kind, ActionState.REJECTED, str(reason)))
 
     def seen(self, tracked: Tracked) -> None:
-        """Note a request that has arrived, and tell the agent what is to be brought for it."""
-        request, told = tracked.request, self._told(tracked)
-        if not told.session and (name := _session(getattr(request, "session_id", None))):
-            self._own(told, name)
+        """Note a request that has arrived, and tell the agent what is to be brought for it. Without
+        a session it is told before the next step.
+        """
+        request, told = tracked.request, self._of(tracked)
+        if not told.about.session:
+            with contextlib.suppress(Bad):
+                self._own(told, _text(getattr(request, "session_id", None), least=1))
         if given := getattr(request, "kv_hints", None):
             try:
                 self.add(tracked, given)
-            except BadHint as reason:
+            except Bad as reason:
                 self.side.counts.switches_ignored += 1
                 log.warning("kv_hints: %s; they are ignored", reason)
         params = getattr(request, "kv_transfer_params", None)
-        if isinstance(params, dict) and (fetch := source(params)):
+        if isinstance(params, dict) and (fetch := _source(params)):
             self._take(told, fetch)
         if told.now:
-            self._bring(told)
+            for action in told.now:
+                if action.kind == Action.FETCH and tracked.asking.terms == USUAL:
+                    name = f"hint/{action.id}"
+                    told.terms = Terms(name.encode(), action.peer, False, self._remote_s, self._remote_s)
+                    tracked.asking.terms = told.terms
+            about = replace(told.about, session="", actions=tuple(told.now))
+            told.parts = list(hints(about, self._blocks(request, NO_LIMIT), None))
+            self._bringing.append(told)
+            self._send(told)
 
-    def _told(self, tracked: Tracked) -> _Told:
-        """Return what is known of a request that arrives."""
-        name = tracked.request.request_id
-        if (told := self._running.get(name)) is None:
+    def _of(self, tracked: Tracked) -> _Told:
+        """Return what the agent is told of a request that arrives."""
+        if (told := self._told.get(tracked)) is None:
             self._req = self._req % (1 << 32 - 1) + 1
-            told = self._running[name] = _Told(tracked, self._req)
+            told = self._told[tracked] = _Told(tracked, Hint(self._req, "", Finish.UNKNOWN, 0, (), ()))
         return told
 
-    def _own(self, told: _Told, session: str) -> None:
-        told.session = session
-        self._owners[told.tracked] = told
+    @staticmethod
+    def _own(told: _Told, session: str) -> None:
+        told.about, told.first = replace(told.about, session=session), set()
 
     def _take(self, told: _Told, action: HintAction) -> None:
+        number, now, state = len(told.receipts), action.kind in _NOW, ActionState.DEFERRED
+        why = "the agent was not told" if now else "carried out once the request's blocks are stored"
         if not self._told_of:
-            why = "the engine is on several nodes"
-            told.receipts.append(_receipt(action.id, _NAMES[Action(action.kind)], ActionState.REJECTED, why))
+            state, why = ActionState.REJECTED, "the engine is on several nodes"
+        told.receipts.append(_receipt(action.id, _NAMES[Action(action.kind)], state, why))
+        if not self._told_of:
             return
-        number = len(told.receipts)
-        why = "the agent was not told" if action.kind in _NOW else "carried out once the request's blocks are stored"
-        told.receipts.append(_receipt(action.id, _NAMES[Action(action.kind)], ActionState.DEFERRED, why))
-        action = replace(action, id=f"{told.req}/{number}")
-        if action.kind in _NOW:
-            told.now.append(action)
-            return
-        told.later.append(action)
-        told.tracked.saving.hurry = max(told.tracked.saving.hurry, Hurry.AT_ONCE)
+        (told.now if now else told.later).append(replace(action, id=f"{told.about.req}/{number}"))
+        if not now:
+            told.tracked.saving.hurry = max(told.tracked.saving.hurry, Hurry.AT_ONCE)
         if action.kind in _LOWER:
-            self._own(told, told.session)
+            self._own(told, told.about.session)
 
-    def _bring(self, told: _Told) -> None:
-        """Tell the agent what is to be brought for a request that has arrived. Without a session
-        it is told before the next step.
-        """
-        tracked = told.tracked
-        for action in told.now:
-            if action.kind == Action.FETCH and tracked.asking.terms == USUAL:
-                name = f"hint/{action.id}".encode()
-                tracked.asking.terms = Terms(name, action.peer, False, self._remote_s, self._remote_s)
-                self._fetching[told] = tracked.asking.terms
-        self._untold[told] = list(
-            hints(told.req, "", Finish.UNKNOWN, 0, tuple(told.now), self._blocks(tracked.request, NO_LIMIT), None)
-        )
-        self._send()
-
-    def _send(self) -> None:
+    def _send(self, told: _Told) -> None:
         """Send what is to be brought, if there is a session."""
-        for told, parts in list(self._untold.items()):
-            if all(list(map(self.side.agent.send, parts))):
-                del self._untold[told]
-                for action in told.now:
-                    told.receipts[_number(action.id)]["reason"] = "on its way"
+        if told.parts and all(list(map(self.side.agent.send, told.parts))):
+            told.parts = []
+            for action in told.now:
+                told.receipts[_number(action.id)]["reason"] = "on its way"
 
     def planned(self, plan: StepPlan, output: Any, now: float) -> None:  # noqa: ARG002
         """Take receipts, and tell the agent of those whose last saves are over."""
-        if self._untold:
-            self._send()
-        for answer in self.side.agent.take_receipts():
-            self._receive(answer)
-        for told in [one for one in self._fetching if one.tracked.phase != Phase.NONE]:
+        for told in self._bringing:
+            self._send(told)
             asking = told.tracked.asking
-            if asking.terms is self._fetching.pop(told):  # no transfer took its place
+            if told.tracked.phase != Phase.NONE and asking.terms is told.terms:  # no transfer took its place
                 asking.terms = USUAL
+        self._bringing = [one for one in self._bringing if one.parts or one.tracked.phase == Phase.NONE]
+        for answer in self.side.agent.take(Hinted):
+            for told in [one for one in self._told.values() if one.about.req == answer.req]:
+                for one in answer.receipts:
+                    if (number := _number(one.id)) < len(told.receipts):
+                        told.receipts[number] |= {
+                            "state": ActionState(one.state).name.lower(), "blocks": one.blocks, "bytes": one.bytes,
+                            "reason": one.reason,
+                        }  # fmt: skip
         self._settle()
 
     def heard(self, report: Any, over: Sequence[tuple[Sequence[Any], bytes]], now: float) -> None:  # noqa: ARG002
         """Record which blocks requests were the first to store."""
-        for runs, statuses in over if self._owners else ():
+        for runs, statuses in over:
             at = 0
             for run in runs:
                 some, at = statuses[at : at + len(run.hashes)], at + len(run.hashes)
-                if told := self._owners.get(run.tracked):
+                told = self._told.get(run.tracked)
+                if told is not None and told.first is not None:
                     stored = zip(run.hashes, some, strict=False)
                     told.first.update((run.group, key) for key, one in stored if one == BlockStatus.OK)
         self._settle()
 
     def ended(self, tracked: Tracked) -> None:
         """Handle the end of a request, whose last blocks were added to the next saves."""
-        request = tracked.request
-        told = self._running.pop(request.request_id, None)
+        told, request = self._told.pop(tracked, None), tracked.request
         if told is None:
             return
         self._last = request.request_id, told.receipts
-        self._fetching.pop(told, None)
-        self._untold.pop(told, None)
-        told.finish = _FINISHED.get(getattr(request.status, "name", ""), Finish.UNKNOWN)
-        told.output = request.num_output_tokens
-        if told.finish == Finish.STOP and not self._tool_tokens.isdisjoint(request.output_token_ids):
-            told.finish = Finish.TOOL
+        if told in self._bringing:
+            self._bringing.remove(told)
+        finish = _FINISHED.get(getattr(request.status, "name", ""), Finish.UNKNOWN)
+        if finish == Finish.STOP and not self._tool_tokens.isdisjoint(request.output_token_ids):
+            finish = Finish.TOOL
+        told.about = replace(told.about, finish=finish, output=request.num_output_tokens, actions=tuple(told.later))
         told.stored = self._blocks(request, min(request.num_computed_tokens, request.num_tokens))
-        if not self._told_of or tracked.stale or tracked.barred or not any(told.stored):
-            self._owners.pop(tracked, None)
-            return
-        if len(self._ended) == MAX_ENDED:
-            self._owners.pop(self._ended.pop(0).tracked, None)
-            self.side.counts.hints_lost += 1
-        self._ended.append(told)
-        self._settle()
+        if self._told_of and not (tracked.stale or tracked.barred) and any(told.stored):
+            if len(self._ended) == MAX_ENDED:
+                del self._told[self._ended.pop(0).tracked]
+                self.side.counts.hints_lost += 1
+            self._ended.append(told)
+            self._told[tracked] = told
+            self._settle()
 
     def reset(self, what: Reset) -> None:
         """Forget all requests that have ended, since their blocks belong to old weights."""
         if what is Reset.WEIGHTS:
             for told in self._ended:
-                self._owners.pop(told.tracked, None)
+                del self._told[told.tracked]
             self._ended.clear()
 
     def transfer_params(self, request: Any) -> dict[str, Any] | None:
@@ -468,41 +406,21 @@ class Hints(Guest):
         sizes = [(spec.block_tokens, geometry.scale(group)) for group, spec in enumerate(geometry.groups)]
         return [request.block_hashes[scale - 1 : tokens // size * scale : scale] for size, scale in sizes]
 
-    def _receive(self, answer: Hinted) -> None:
-        for told in self._running.values():
-            if told.req == answer.req:
-                for one in answer.receipts:
-                    if (number := _number(one.id)) < len(told.receipts):
-                        told.receipts[number] |= {
-                            "state": ActionState(one.state).name.lower(), "blocks": one.blocks, "bytes": one.bytes,
-                            "reason": one.reason,
-                        }  # fmt: skip
-
     def _settle(self) -> None:
         """Tell the agent of the requests whose saves have ended."""
-        if not self._ended:
-            return
-        settled = self.side.saves.settled
-        over = [told for told in self._ended if settled(told.tracked)]
-        self._ended = [told for told in self._ended if told not in over] if over else self._ended
-        for told in over:
-            self.side.counts.hints_lost += not self._tell(told)
-
-    def _tell(self, told: _Told) -> bool:
-        """Tell the agent of an ended request. Return whether it was told all."""
-        whole = told.session or told.later
-        stored = told.stored if whole else [one[-1:] for one in told.stored]
-        owner = self._owners.pop(told.tracked, None)
-        first = (lambda group, key: (group, key) in told.first) if owner else None
-        parts = hints(told.req, told.session, told.finish, told.output, tuple(told.later), stored, first)
-        return all(list(map(self.side.agent.send, parts)))
+        for told in [told for told in self._ended if self.side.saves.settled(told.tracked)]:
+            self._ended.remove(told)
+            del self._told[told.tracked]
+            whole = told.about.session or told.later
+            stored = told.stored if whole else [one[-1:] for one in told.stored]
+            sent = list(map(self.side.agent.send, hints(told.about, stored, told.first)))
+            self.side.counts.hints_lost += not all(sent)
 
 
 def hints(
-    req: int, session: str, finish: Finish, output: int, todo: tuple[HintAction, ...],
-    hashes: Sequence[Sequence[bytes]], own: Callable[[int, bytes], bool] | None,
+    about: Hint, hashes: Sequence[Sequence[bytes]], first: set[tuple[int, bytes]] | None
 ) -> Iterator[Hint]:  # fmt: skip
-    """Yield the messages about blocks, by group. ``own``: which the session was the first to
+    """Yield the messages about blocks, by group. ``first``: which the request was the first to
     store.
     """
     chains: list[HintChain] = []
@@ -511,15 +429,15 @@ def hints(
         at = 0
         while at < len(keys):
             part = keys[at : at + room]
-            bits = int("".join("01"[own(group, key)] for key in reversed(part)), 2) if own else 0
+            bits = sum(1 << i for i, key in enumerate(part) if first and (group, key) in first)
             mine = bits.to_bytes((len(part) + 7) // 8, "little") if bits else b""
             chains.append(HintChain(group, len(part[0]), b"".join(part), mine))
             at, room = at + len(part), room - len(part)
             if not room:
-                yield Hint(req, session, finish, output, todo, tuple(chains))
+                yield replace(about, chains=tuple(chains))
                 chains, room = [], MAX_JOB_BLOCKS
     if chains:
-        yield Hint(req, session, finish, output, todo, tuple(chains))
+        yield replace(about, chains=tuple(chains))
 
 
 def _receipt(identifier: str, action: str, state: ActionState, reason: str) -> dict[str, Any]:
@@ -532,12 +450,6 @@ def _number(identifier: str) -> int:
     """Return an action's number among those of its request."""
     number = identifier.rpartition("/")[2]
     return int(number) if number.isdecimal() else 1 << 32
-
-
-def _session(given: Any) -> str:
-    """Return the name of a client's session; empty if it is none."""
-    named = isinstance(given, str) and 0 < len(given.encode(errors="replace")) <= MAX_HINT_ID
-    return given.encode(errors="replace").decode() if named else ""
 
 
 def tool_tokens(model: Any) -> frozenset[int]:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.vllm import internals
 from kvagent.vllm.scheduler.requests import Hurry
-from kvagent.vllm.scheduler.saves import SaveBatch, SaveRun
+from kvagent.vllm.scheduler.saves import SaveRun, Saves
 from kvagent.wire import section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvagent.vllm.counters import SaveCounts
+    from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Depends
@@ -36,18 +36,18 @@ LOOKS = 8  # looks while vLLM takes as many blocks as the watermark has
 IN_USE = 128  # noted blocks in use that a step looks at while few are free
 
 
-def batch_of(options: Options, geometry: Geometry, step_tokens: int) -> Callable[..., LazyBatch]:
-    """Return the constructor of the batch of an engine, as that of SaveBatch.
+def saves_of(options: Options, step_tokens: int) -> Callable[..., LazySaves]:
+    """Return the constructor of the saves of an engine, as that of Saves.
 
     ``step_tokens``: the most tokens that a step computes. As many blocks as two steps may take
     count as near their eviction, unless they are more than half of all blocks.
     """
-    two_steps = 2 * sum(-(-step_tokens // group.block_tokens) for group in geometry.groups)
 
-    def made(geometry: Geometry, blocks: Blocks, counts: SaveCounts) -> LazyBatch:
+    def made(geometry: Geometry, blocks: Blocks, counts: Counts) -> LazySaves:
+        two_steps = 2 * sum(-(-step_tokens // group.block_tokens) for group in geometry.groups)
         total = blocks.pool.num_gpu_blocks
         watermark = max(int(total * options.watermark_percent / 100), min(two_steps, total // 2), 1)
-        return LazyBatch(geometry, blocks, counts, watermark)
+        return LazySaves(geometry, blocks, counts, watermark)
 
     return made
 
@@ -64,13 +64,13 @@ class Unsaved(NamedTuple):
     depends: Depends = ()
 
 
-class LazyBatch(SaveBatch):
-    """A batch to which blocks are added when their eviction comes near.
+class LazySaves(Saves):
+    """Saves to which blocks are added when their eviction comes near.
 
     ``watermark``: how many blocks from the head of the queue are near their eviction.
     """
 
-    def __init__(self, geometry: Geometry, blocks: Blocks, counts: SaveCounts, watermark: int) -> None:
+    def __init__(self, geometry: Geometry, blocks: Blocks, counts: Counts, watermark: int) -> None:
         super().__init__(geometry, blocks, counts)
         self.unsaved: dict[int, Unsaved] = {}
         """By block, in the order in which they were noted."""
@@ -89,14 +89,14 @@ class LazyBatch(SaveBatch):
         self.pressing = self._pool.get_num_free_blocks() < self._watermark
         return bool(self.unsaved) and (self.pressing or self._taken >= self._stride)
 
-    def begin(self, tracked: Tracked) -> None:
+    def admit(self, tracked: Tracked) -> None:
         """Begin with a request that is admitted. All of its blocks are noted, wherever they came
         from: the agent may have lost them by the time that they are evicted.
         """
         self._taken += sum(tracked.own // size for _, size, _, _ in self._groups)
 
     def add(self, tracked: Tracked, tokens: int) -> None:
-        """Note what the first ``tokens`` of a request leave to be saved, or add it to the batch."""
+        """Note what the first ``tokens`` of a request leave to be saved, or add it."""
         saving = tracked.saving
         if self.pressing or saving.hurry != Hurry.USUAL:
             super().add(tracked, tokens)
@@ -106,27 +106,25 @@ class LazyBatch(SaveBatch):
             (cursor + 1) * size for cursor, (_, size, *_) in zip(saving.cursor, self._groups, strict=True)
         )
 
-    def end(self, tracked: Tracked, tokens: int, *, ready: bool) -> None:  # noqa: ARG002
+    def end(self, tracked: Tracked, tokens: int) -> None:
         """Add or note what the first ``tokens`` of a request that ends now leave to be saved; what
         was to be saved at once, and finds no room, is noted.
         """
         self.add(tracked, tokens)
         self.add_again(tracked, tokens)
-        self.pin()
         if tokens >= tracked.saving.next_tokens and not tracked.awaited:
             self._note_all(tracked, tokens)
 
     def collect(self) -> None:
-        """Add the blocks whose eviction came near to the batch, and pin them."""
+        """Add the blocks whose eviction came near."""
         found = self._in_use() if self.pressing else []
         found += self._near(self.room() - len(found))
         for run in reversed(_runs(found, self.job_blocks)):  # they are released in the opposite order
             unsaved, blocks = zip(*run, strict=True)
             keys, first = [one.key for one in unsaved], unsaved[0]
             data = section(first.group, first.parent, keys, [block.block_id for block in blocks])
-            self.open.append(SaveRun(None, first.group, 0, keys, blocks, data, depends=first.depends, notes=unsaved))
-            self._unpinned += blocks
-        self.pin()
+            self._open.append(SaveRun(None, first.group, 0, keys, blocks, data, first.depends, unsaved))
+            self._blocks.pin(blocks)
 
     def restore(self, run: SaveRun, i: int) -> None:
         """Note the blocks of a run from the i-th on again: they were not saved, and still hold what
@@ -162,7 +160,7 @@ class LazyBatch(SaveBatch):
 
     def _note(self, tracked: Tracked, group: int, begin: int, table: Sequence[Any]) -> int:
         """Note the blocks of a request from its block ``begin`` on. Those that vLLM does not cache
-        are added to the batch.
+        are added to the next job.
 
         Return the first block that must wait.
         """
@@ -220,7 +218,7 @@ class LazyBatch(SaveBatch):
         self._taken += len(blocks)
         if self.unsaved:
             for block in blocks:
-                self._counts.missed += self.unsaved.pop(block.block_id, None) is not None
+                self._counts.saves_missed += self.unsaved.pop(block.block_id, None) is not None
 
 
 def _runs(found: Sequence[tuple[Unsaved, Any]], most: int) -> list[list[tuple[Unsaved, Any]]]:

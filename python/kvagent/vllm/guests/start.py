@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvagent.registration import Registration
     from kvagent.vllm.geometry import Geometry, Identity, Ranks
     from kvagent.vllm.guests.cells import Cells
-    from kvagent.vllm.guests.nodes.parts import NodePart
+    from kvagent.vllm.guests.nodes import NodePart
     from kvagent.vllm.guests.sync import SyncLoads
     from kvagent.vllm.hooks import WorkerGuest
     from kvagent.vllm.options import Options
@@ -38,7 +38,7 @@ class GuestStart(Start):
         self._cells: Cells | None = None
         self._node: NodePart | None = None
         if self.part.count > 1:
-            from kvagent.vllm.guests.nodes.parts import NodePart
+            from kvagent.vllm.guests.nodes import NodePart
 
             self.part = self._node = NodePart(self.part.index, self.part.count, self.part.world, self.part.tp)
 
@@ -117,7 +117,7 @@ class GuestStart(Start):
 
             found.append(StepWaits(self.options.sync_wait_ms / 1e3, memory.stages))
         if self.part.index and rank == self.part.ranks[0]:
-            from kvagent.vllm.guests.nodes.delegate import Delegate
+            from kvagent.vllm.guests.nodes import Delegate
 
             link = Link(
                 self.options.socket_dir, f"delegate of node {self.part.index}", registration, pool=self.options.pool
@@ -210,13 +210,13 @@ def joined(
         one.guests.append(Events(events))
         one.attached = None if events.waker is None else events.waker.wake
     if parts > 1:
-        from kvagent.vllm.guests.nodes.joint import JointSession
+        from kvagent.vllm.guests.nodes import JointSession
 
         one.session = partial(JointSession, parts=parts)
     if options.offload == LAZY:
-        from kvagent.vllm.guests.lazy import batch_of
+        from kvagent.vllm.guests.lazy import saves_of
 
-        one.batch = batch_of(options, geometry, step_tokens)
+        one.saves = saves_of(options, step_tokens)
     if waits is not None:
         one.waits = waits
         one.guests.append(waits)

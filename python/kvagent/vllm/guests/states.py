@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import StepPlan
-    from kvagent.vllm.scheduler.requests import Blocks, Tracked
-    from kvagent.vllm.scheduler.saves import SaveBatch
+    from kvagent.vllm.scheduler.requests import Tracked
 
 
 _MOST_TOKENS = {
@@ -83,18 +82,16 @@ class States(Guest):
             most = min(tracked.request.num_tokens, tracked.saving.most)
             for group, block_id, tokens in states:
                 if group in self._sizes and tokens <= most:
-                    self._add(side.saves.batch, tracked, group, side.blocks, block_id, tokens)
-        side.saves.batch.pin()
+                    self._add(tracked, group, block_id, tokens)
 
-    def _add(
-        self, batch: SaveBatch, tracked: Tracked, group: int, blocks: Blocks, block_id: int, tokens: int
-    ) -> None:  # fmt: skip
-        """Add one state, unless it is inside a block, came from the agent."""
+    def _add(self, tracked: Tracked, group: int, block_id: int, tokens: int) -> None:
+        """Add one state, unless it is inside a block, or came from the agent."""
+        blocks, saves = self.side.blocks, self.side.saves
         size, hashes = self._sizes[group], tracked.request.block_hashes
         at, block = tokens // self._hash_tokens, blocks.pool.blocks[block_id]
         if tokens % size or not 0 < at <= len(hashes) or tracked.loaded[0] < tokens <= tracked.loaded[1]:
             return
         if block.is_null or block.block_hash is None or blocks.is_stale(block):
             return
-        if batch.room(tracked) > 0:
-            batch.take(tracked, group, tokens // size - 1, [hashes[at - 1]], [block])
+        if saves.room(tracked) > 0:
+            saves.take(tracked, group, tokens // size - 1, [hashes[at - 1]], [block])

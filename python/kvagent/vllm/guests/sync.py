@@ -17,19 +17,15 @@ until its load has succeeded, else other requests would hit them.
 A worker sends the loads before the step's kernels are launched. They name the step before it, whose
 kernels may still write to their destination. It waits until they are over, or layer by layer until
 their stages have arrived, at most sync_wait_ms for all of a step. Blocks that have not arrived by
-then are reported in the same pass as failed to load, so that vLLM discards what the step computes
-from them. An agent that let a step wait in vain is not waited for again until it has sent
-something.
+then are reported in the same pass as failed, so that vLLM discards what the step computes from
+them. An agent that let a step wait in vain is not waited for again until it has sent something.
 
 A stage is the part of each block that a staged load copies at once. Each layer that calls the
-connector before its attention (vLLM's attention layers do) is a stage of its own, in the order of
-the layers' numbers. All others, such as the indexers of sparse attention, are in the first stage,
-which the forward pass waits for. So are the layers of a draft model: vLLM runs it after it has
-asked the connector for the step's results, or not at all.
-
-A layer that did not wait may have read bytes that had not arrived. So what a step computed while a
-load was under way counts only if all of its layers have waited; else the load is reported as
-failed, and from then on steps wait for whole loads.
+connector before its attention is a stage of its own, in the order of the layers' numbers. All
+others, such as the indexers of sparse attention and the layers of a draft model, which vLLM runs
+after the step or not at all, are in the first stage, which the forward pass waits for. A layer that
+did not wait may have read bytes that had not arrived. Then the load is reported as failed, and from
+then on steps wait for whole loads.
 """
 
 from __future__ import annotations
@@ -82,15 +78,6 @@ def asynchronous_only(kv_cache_config: Any) -> str:
     return ""
 
 
-@dataclass(eq=False, slots=True)
-class _Withheld:
-    """A request whose load is not over."""
-
-    tracked: Tracked
-    own: int
-    """The blocks that it had itself."""
-
-
 class SyncLoads(Guest, Waits):
     """The synchronous loads of an engine."""
 
@@ -101,41 +88,27 @@ class SyncLoads(Guest, Waits):
         self._block_tokens = geometry.groups[0].block_tokens
         self._token_bytes = token_bytes
         self._left = self._most
-        self._taken: set[Tracked] = set()  # requests whose last promise is loaded so
-        self._withheld: dict[int, _Withheld] = {}  # by job
-        self._jobs: dict[Tracked, int] = {}
+        self._withheld: dict[Tracked, tuple[int, int]] = {}  # the job, and the blocks that the request had itself
 
-    def ready(self, tracked: Tracked, tokens: int) -> bool:
-        """Return whether to ask the agent if a request's blocks are ready, of at most that many
-        tokens.
+    def may(self, tracked: Tracked, tokens: int) -> bool:
+        """Return whether a step may wait for so many tokens of a request: not of one that another
+        engine is concerned with.
         """
-        return self._may(tracked) and tokens * self._token_bytes <= self._left
-
-    def takes(self, tracked: Tracked, tokens: int) -> bool:
-        """Return whether a promise of that many tokens is loaded synchronously."""
-        ready = tracked.asking.promised is not None and tracked.asking.promised.ready
-        good = bool(tokens) and ready and self._may(tracked) and tokens * self._token_bytes <= self._left
-        (self._taken.add if good else self._taken.discard)(tracked)
-        return good
-
-    def taken(self, tracked: Tracked) -> bool:
-        """Return what ``takes`` returned last for a request."""
-        return tracked in self._taken
+        concerned = tracked.asking.terms.transfer or tracked.awaited
+        return not concerned and tokens * self._token_bytes <= self._left
 
     def start(self, job: int, tracked: Tracked, tokens: int) -> None:
-        """Withhold the blocks of a request that was admitted with such a load."""
+        """Withhold the blocks of a request that is admitted with such a load, or let another job
+        stand for it.
+        """
         own = tracked.own // self._block_tokens
+        begun = tracked in self._withheld
+        self._withheld[tracked] = job, own
+        if begun:
+            return
         self._preemption.withhold(tracked.request.request_id, own)
-        self._withheld[job], self._jobs[tracked] = _Withheld(tracked, own), job
         self._left -= int(tokens * self._token_bytes)
         self.side.counts.loads_sync += 1
-
-    def replace(self, job: int, tracked: Tracked, tokens: int) -> None:
-        """Let another job stand for a request's load, begun or not."""
-        if (old := self._jobs.get(tracked)) is None:
-            self.start(job, tracked, tokens)
-        else:
-            self._withheld[job], self._jobs[tracked] = self._withheld.pop(old), job
 
     def planned(self, plan: StepPlan, output: Any, now: float) -> None:  # noqa: ARG002
         """Let the next step wait for as many bytes again."""
@@ -143,7 +116,7 @@ class SyncLoads(Guest, Waits):
 
     def lost(self, tracked: Tracked) -> None:
         """Handle the loss of a request's blocks before the outcome of its load is known."""
-        if self._forget(tracked) is not None:
+        if self._withheld.pop(tracked, None) is not None:
             self._preemption.drop_output(tracked.request.request_id)
 
     def over(self, tracked: Tracked, *, normally: bool) -> bool:
@@ -152,45 +125,29 @@ class SyncLoads(Guest, Waits):
         vLLM delivers no output of a step that reports bad blocks of the request, so a request that
         ends by its output has all of them.
         """
-        self._taken.discard(tracked)
-        withheld = self._forget(tracked)
+        withheld = self._withheld.pop(tracked, None)
         if withheld is None or not normally:
             return False
-        self._preemption.publish(tracked.request.request_id, withheld.own, now=True)
+        self._preemption.publish(tracked.request.request_id, withheld[1], now=True)
         return True
 
     def settle(self, report: Report, world: int) -> Iterator[tuple[Tracked, bool]]:
         """Yield the requests whose load is over, and whether it has succeeded. One that failed has
         been preempted.
         """
-        if not self._withheld:
-            return
-        for job in [*report.late, *report.outcomes]:
-            withheld = self._withheld.pop(job, None)
-            if withheld is None:
+        for tracked, (job, own) in list(self._withheld.items()):
+            outcome, late = report.outcomes.get(job), job in report.late
+            if outcome is None and not late:
                 continue
-            name, tracked = withheld.tracked.request.request_id, withheld.tracked
-            outcome = report.outcomes.get(job)
-            good = job not in report.late and outcome is not None and outcome.ranks == world
-            good = good and outcome is not None and not any(outcome.statuses)
-            self.side.counts.loads_sync_failed += not good
-            if self._jobs.get(tracked) != job:
-                continue  # it has lost these blocks, or ended
-            del self._jobs[tracked]
-            if good:
-                self._preemption.publish(name, withheld.own)
+            del self._withheld[tracked]
+            name = tracked.request.request_id
+            if not late and outcome is not None and outcome.ranks == world and not any(outcome.statuses):
+                self._preemption.publish(name, own)
                 yield tracked, True
-            elif self._preemption.preempt(name):
+                continue
+            self.side.counts.loads_sync_failed += 1
+            if self._preemption.preempt(name):
                 yield tracked, False
-
-    def _may(self, tracked: Tracked) -> bool:
-        """Return whether a request may load so: not one that another engine is concerned with."""
-        return not tracked.asking.terms.transfer and not tracked.awaited
-
-    def _forget(self, tracked: Tracked) -> _Withheld | None:
-        """Take back the request's part in its load, whose outcome then concerns no request."""
-        job = self._jobs.pop(tracked, None)
-        return None if job is None else self._withheld.get(job)
 
 
 _CALLING = ("Attention", "MLAAttention")  # vLLM's classes whose forward calls wait_for_layer_load
@@ -236,10 +193,8 @@ def staged(
     kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
     storages: dict[int, tuple[int, Any]], *, calling: frozenset[str],
 ) -> Found:  # fmt: skip
-    """Return the extents of the only group, and their stages. ``calling``: the layers that wait for
-    their part of a load.
-
-    They are those of the whole group, cut at the layers, so a block has the same bytes.
+    """Return the extents of the only group, cut at the layers, so that a block has the same bytes,
+    and their stages. ``calling``: the layers that wait for their part of a load.
     """
     if len(groups) != 1:
         raise Unsupported(f"layerwise: {len(groups)} KV cache groups, allowed is 1")
@@ -251,12 +206,9 @@ def staged(
     return {WHOLE: {0: found}}, stages
 
 
-def stages_of(
-    layers: Mapping[str, Sequence[Extent]], calling: frozenset[str]
-) -> tuple[list[Extent], Stages]:  # fmt: skip
-    """Return the extents of a group's layers in memory order, not merged, and their stages.
-
-    Layers that share memory share the stage of the first of them.
+def stages_of(layers: Mapping[str, Sequence[Extent]], calling: frozenset[str]) -> tuple[list[Extent], Stages]:
+    """Return the extents of a group's layers in memory order, not merged, and their stages. Layers
+    that share memory share the stage of the first of them.
     """
     order = sorted((name for name in layers if name in calling), key=_position)
     first = int(any(name not in calling for name in layers))
@@ -294,9 +246,7 @@ class LayerLoads:
         self._expected: set[str] = set()
         self._broken = False
 
-    def send(
-        self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int
-    ) -> int | None:  # fmt: skip
+    def send(self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int) -> int | None:
         """Send a load. Return the job's number in the session, or None if it cannot be staged, as
         one of several parts: then nothing was sent.
         """
@@ -307,9 +257,7 @@ class LayerLoads:
             self._declared = session
         word = self._free[-1]
         self._landed[word] = 0
-        number = session.staged_load(
-            sections, epoch=load.epoch, step=step, event=event, lease=load.lease, word=word
-        )  # fmt: skip
+        number = session.staged_load(sections, epoch=load.epoch, step=step, event=event, lease=load.lease, word=word)
         self._words[load.job] = self._free.pop()
         return number
 
@@ -335,10 +283,6 @@ class LayerLoads:
             )  # fmt: skip
         return not missing
 
-    def usable_before(self, job: int) -> bool:
-        """Return whether all that layers do not wait for has arrived."""
-        return self._has(job, self._stages.first)
-
     def waits(self, layer: str) -> bool:
         """Return whether a layer has to wait, and note that it does."""
         if not self._expected:
@@ -346,13 +290,11 @@ class LayerLoads:
         self._expected.discard(layer)
         return True
 
-    def usable(self, job: int, layer: str) -> bool:
-        """Return whether the layer's part of a load has arrived."""
-        return self._has(job, self._stages.needed.get(layer, self._stages.count))
-
-    def _has(self, job: int, stages: int) -> bool:
-        word = self._words.get(job)
-        return word is not None and self._landed[word] >= stages
+    def usable(self, job: int, layer: str = "") -> bool:
+        """Return whether a layer's part of a load has arrived, or all that no layer waits for."""
+        word, stages = self._words.get(job), self._stages
+        needed = stages.needed.get(layer, stages.count) if layer else stages.first
+        return word is not None and self._landed[word] >= needed
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 320e-6  # between two looks at words, which nothing announces
@@ -360,9 +302,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 320e-6  # between two looks at words, wh
 
 class StepWaits(WorkerGuest):
     """The loads that a worker's steps wait for, as a whole or, with ``stages``, layer by layer.
-
-    A load that is waited for precedes the step's kernels and names the step before it; it is sent
-    first, since one that names this step would be in its way.
+    They are sent first: one that names this step would be in their way.
     """
 
     def __init__(self, wait_s: float, stages: Stages | None = None) -> None:
@@ -381,17 +321,18 @@ class StepWaits(WorkerGuest):
     def start(self, plan: StepPlan, loads: Sequence[LoadJob]) -> Sequence[LoadJob]:
         """Send the loads that the step waits for, and wait, or let its layers wait."""
         if sync := [load for load in loads if load.sync]:
-            self._send(sync, self.side.step - 1, stopped=plan.stopped)
-            self.wait(None if self.layers is None else self.layers.usable_before)
+            self._left_s = self._wait_s
+            for load in sync:
+                self._submit(load, None if plan.stopped or self._silent else self.side.step - 1)
+            self._waited = [load.job for load in sync if load.job in self.side.jobs]
+            self.wait(None if self.layers is None else self.layers.usable)
             if self.layers is not None:
                 self._open = sync
                 if self._waited:
                     self.layers.begin()
         return [load for load in loads if not load.sync]
 
-    def send(
-        self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int
-    ) -> int | None:  # fmt: skip
+    def send(self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int) -> int | None:
         """Send a part of a load by stages."""
         if not load.sync or self.layers is None:
             return None
@@ -440,16 +381,6 @@ class StepWaits(WorkerGuest):
             self.side.give_up(job)
             self._waited.remove(job)
             self._silent = True
-
-    def _send(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> None:
-        """Send the loads. ``step``: the one before the step that waits. ``stopped``: the agent does
-        not respond.
-        """
-        self._left_s = self._wait_s
-        sent = not (stopped or self._silent)
-        for load in loads:
-            self._submit(load, step if sent else None)
-        self._waited = [load.job for load in loads if load.job in self.side.jobs]
 
     def _submit(self, load: LoadJob, step: int | None) -> None:
         """Send a load that names a step; without one it fails at once."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kvagent import messages as m
 from kvagent.errors import Busy, KVAgentError, SessionBroken, SessionEnded
@@ -22,45 +22,20 @@ if TYPE_CHECKING:
 
     from kvagent.session import Session
     from kvagent.vllm.link import Link
-    from kvagent.vllm.options import Options
+    from kvagent.vllm.options import Constants
     from kvagent.vllm.plan import Report, StepPlan
+
+    _Message = TypeVar("_Message", bound=m.Message)
 
 ASK_S = 0.25  # silence before a ping
 SILENT_S = 0.75  # an unanswered ping of this age: the agent is considered stopped until it answers
-
-
-class Liveness:
-    """The liveness of one session's agent."""
-
-    def __init__(self) -> None:
-        self._since = 0.0  # when the agent last sent something, or was pinged
-
-    def heard(self, now: float) -> None:
-        """Record a message of the agent."""
-        self._since = now
-
-    def stopped(self, session: Session, now: float) -> bool:
-        """Return whether the agent does not answer.
-
-        Called in every step in which that matters, after the session was polled.
-        """
-        if session.pinging:
-            return now - self._since > SILENT_S
-        if now - self._since > ASK_S:
-            self._since = now
-            with contextlib.suppress(Busy, SessionBroken, SessionEnded):  # the next poll reports it
-                session.start_ping()
-        return False
-
-
 RESET_S = 5.0  # timeout of a reset
 FIRST_EPOCH = 1  # the epoch of a space that was never reset since the agent's start
 
 log = logging.getLogger("vllm.kvagent")
 
 
-@dataclass(frozen=True, slots=True)
-class SessionChange:
+class SessionChange(NamedTuple):
     """The changes since the last poll, in this order."""
 
     ended: bool = False
@@ -77,16 +52,12 @@ NO_CHANGE = SessionChange()
 class AgentSession:
     """The session. ``lookups`` exists as long as the session does."""
 
-    def __init__(self, link: Link, options: Options) -> None:
+    def __init__(self, link: Link, options: Constants) -> None:
         self.lookups: Lookups | None = None
         self.switches = m.Switches(1, 1)
-        self.liveness = Liveness()
-        self.answers: list[m.BlockEvents] = []
-        """Answers of this session about KV events that were not taken."""
-        self.receipts: list[m.Hinted] = []
-        """Answers about hints that were not taken."""
-        self.done: list[m.Done] = []
-        """Its reports of jobs, of a session that has some."""
+        self.messages: list[m.Message] = []
+        """What the session was sent besides, and was not taken."""
+        self._heard_at = 0.0  # when the agent last sent something, or was pinged
         self._link = link
         self._options = options
         self._session: Session | None = None
@@ -113,7 +84,7 @@ class AgentSession:
     @property
     def job_blocks(self) -> int:
         """Return the most blocks that a job may have."""
-        limit = 0 if self._session is None else self._session.limits.max_job_blocks
+        limit = self._session and self._session.limits.max_job_blocks
         return min(limit or MAX_JOB_BLOCKS, MAX_JOB_BLOCKS)
 
     def targets(self, lease: int = 0) -> tuple[Any, ...]:  # noqa: ARG002
@@ -127,18 +98,17 @@ class AgentSession:
         """Take the news from other agents. Return whether there were some."""
         return False
 
-    def reported(self, now: float) -> None:
-        """Handle a report of jobs: their agent has sent something."""
-        self.liveness.heard(now)
+    def heard(self, now: float) -> None:
+        """Note that the agent has sent something: its workers have reported jobs."""
+        self._heard_at = now
 
     def awaits_leases(self) -> bool:
         """Return whether leases may soon come that are to be released."""
         return self.lookups is not None and self.lookups.awaits_leases()
 
     def poll(self, *, listen: bool = True) -> SessionChange:
-        """Adopt a new session and read messages. Does not wait, except for a pending reset.
-
-        Without ``listen``, messages of the present session may be left for the next call.
+        """Adopt a new session and read messages; without ``listen``, these may be left for the next
+        call. Does not wait, except for a pending reset.
         """
         current = self._link.current()
         if current is self._session and (current is None or not listen or current.quiet()):
@@ -157,52 +127,45 @@ class AgentSession:
                         self._epoch = max(self._epoch, event.epoch)
                     elif isinstance(event, m.Switches):
                         self.switches = event
-                    elif isinstance(event, m.BlockEvents):
-                        self.answers.append(event)
-                    elif isinstance(event, m.Hinted):
-                        self.receipts.append(event)
-                    elif isinstance(event, m.Done):
-                        self.done.append(event)
+                    elif isinstance(event, (m.BlockEvents, m.Hinted, m.Done)):
+                        self.messages.append(event)
             except (SessionEnded, SessionBroken):
-                ended = self._detach()
-                began = False
+                ended, began = self._detach(), False
         return SessionChange(ended, began, reset) if ended or began or reset else NO_CHANGE
 
-    def take_answers(self) -> list[m.BlockEvents]:
-        """Return the answers about KV events since the last call."""
-        taken, self.answers = self.answers, []
-        return taken
-
-    def take_receipts(self) -> list[m.Hinted]:
-        """Return the answers about hints since the last call."""
-        taken, self.receipts = self.receipts, []
-        return taken
+    def take(self, kind: type[_Message]) -> list[_Message]:
+        """Return the messages of a kind since the last call."""
+        found = [one for one in self.messages if isinstance(one, kind)]
+        if found:
+            self.messages = [one for one in self.messages if not isinstance(one, kind)]
+        return found
 
     def unread(self) -> bool:
-        """Return whether the next poll has something to read or to send, or another session to
-        adopt.
-        """
+        """Return whether the next poll has something to read or send, or a session to adopt."""
         current = self._link.current()
-        if current is not self._session or current is None:
-            return current is not self._session
-        return current.unread() or current.sendable()
+        return current is not self._session or (current is not None and (current.unread() or current.sendable()))
 
     def awaited(self) -> bool:
         """Return whether an answer is expected from the agent: to a look-up, or to a ping."""
-        if self._session is None:
-            return False
-        return self._session.pinging or (self.lookups is not None and self.lookups.outstanding())
+        return self.pinging() or (self.lookups is not None and self.lookups.outstanding())
 
     def pinging(self) -> bool:
         """Return whether a ping is unanswered."""
         return self._session is not None and self._session.pinging
 
     def stopped(self, now: float) -> bool:
-        """Return whether the agent does not answer though its sockets exist.
-
-        Called only while the engine waits for it.
+        """Return whether the agent does not answer though its sockets exist. Called in every step
+        in which the engine waits for it, after ``poll``.
         """
-        return self._session is not None and self.liveness.stopped(self._session, now)
+        if self._session is None:
+            return False
+        if self._session.pinging:
+            return now - self._heard_at > SILENT_S
+        if now - self._heard_at > ASK_S:
+            self._heard_at = now
+            with contextlib.suppress(Busy, SessionBroken, SessionEnded):  # the next poll reports it
+                self._session.start_ping()
+        return False
 
     def release(self, lease: int, boot: bytes = b"") -> None:
         """Release a lease, if the agent is still the one of that ``boot``. If the message cannot be
@@ -221,10 +184,7 @@ class AgentSession:
         return False
 
     def reset(self) -> bool:
-        """Start a new epoch.
-
-        Return False if the agent did not answer; the next session then resets first.
-        """
+        """Start a new epoch. Return False if the agent did not answer: the next session resets."""
         self._reset_pending = True
         if self._session is None:
             return True  # the next session resets before it loads
@@ -238,11 +198,8 @@ class AgentSession:
         return True
 
     def move(self) -> bool:
-        """Leave the space; ``proceed`` allows the session in the next one.
-
-        Return whether there was a session.
-
-        A pending reset concerned the old space and is dropped.
+        """Leave the space, and drop a pending reset of it; ``proceed`` allows the session in the
+        next one. Return whether there was a session.
         """
         self._reset_pending = False
         return self.reregister(hold=True)
@@ -253,12 +210,10 @@ class AgentSession:
 
     def reregister(self, *, hold: bool = False) -> bool:
         """End the session; the next one registers the present identity, with ``hold`` not before
-        ``proceed``.
-
-        Return whether there was one.
+        ``proceed``. Return whether there was one.
         """
         self._moved = True
-        return self._leave(lambda: self._link.renew(hold=hold))
+        return self._leave(partial(self._link.renew, hold=hold))
 
     def begin_anew(self) -> None:
         """End the session and its leases; the next one has the same registration."""
@@ -270,23 +225,24 @@ class AgentSession:
 
     def _leave(self, take: Callable[[], Session | None]) -> bool:
         """Close the session, and the one that ``take`` takes from the link, usually the same.
-
         Return whether there was one.
         """
         session, self._session = self._session, None
         self._close_lookups()
-        last = take()
-        for one in (session, None if last is session else last):
+        for one in {id(one): one for one in (session, take())}.values():
             if one is not None:
-                one.close()
+                one.close()  # a scheduler has no memory that needs a fence
         return session is not None
+
+    def _detach(self) -> bool:
+        """Leave a session that has ended or is useless. Return whether there was one."""
+        return self._session is not None and self._leave(partial(self._link.lost, self._session))
 
     def _missed_reset(self, session: Session) -> bool:
         """Return whether the space was reset since the last session, or since the agent's start."""
         if self._moved:  # no block of this engine was computed in that space
             return False
-        last = self._epoch if self._boot == session.boot else FIRST_EPOCH
-        return session.registered.epoch > last
+        return session.registered.epoch > (self._epoch if self._boot == session.boot else FIRST_EPOCH)
 
     def _attach(self, session: Session) -> bool:
         self._session = session
@@ -295,22 +251,12 @@ class AgentSession:
         if self._reset_pending and not AgentSession.reset(self):
             return False
         self.switches = m.Switches(1, 1)
-        self.liveness = Liveness()
+        self._heard_at = 0.0
         self.lookups = Lookups(session, self._options.lookup_wait_ms / 1e3, self._options.lookup_age_ms / 1e3)
         return True
 
-    def _detach(self) -> bool:
-        session, self._session = self._session, None
-        self._close_lookups()
-        if session is None:
-            return False
-        self._link.lost(session)
-        session.close()  # a scheduler has no memory that needs a fence
-        return True
-
     def _close_lookups(self) -> None:
-        self.answers.clear()
-        self.done.clear()
+        self.messages.clear()
         if self.lookups is not None:
             self.lookups.close()
             self.lookups = None

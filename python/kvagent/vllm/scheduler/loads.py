@@ -20,9 +20,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import struct
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded, TimedOut
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
-    from kvagent.vllm.scheduler.requests import Asking, Blocks, Terms, Tracked
+    from kvagent.vllm.scheduler.requests import Asking, Blocks, Pending, Terms, Tracked
     from kvagent.vllm.scheduler.saves import Named
 
 
@@ -53,6 +55,9 @@ AGAIN_FIRST_S, AGAIN_LAST_S = 0.001, 0.02  # from the answer that more may come 
 AGAIN_SHARE = 0.25  # between these, it is this share of the time waited so far
 TOKEN_S = 1e-4  # of a wait, for each token that a hit may bring: to compute it takes about as long
 MAX_HALVINGS = 30
+HITS = (LookupStatus.HIT, LookupStatus.READY, LookupStatus.PENDING)
+
+_LEAST_WAIT_S = 0.001  # a shorter wait is skipped: polling the socket takes that long anyway
 
 
 class Lookups:
@@ -73,13 +78,17 @@ class Lookups:
 
     def begin_step(self, *, idle: bool = False) -> tuple[int, int]:
         """Begin a step: renew the budget of blocking, and read answers that no request waits for.
-
-        ``idle``: the step computes nothing. Return the number of answers to probes, and of late
-        ones.
+        Return the number of those to probes, and of late ones. ``idle``: it computes nothing.
         """
         self._idle = idle
         self._budget_s = IDLE_WAIT_S if idle else STEP_WAIT_S
-        probed = self._collect_probes() if self._probes else 0
+        left, failed = [], 0
+        for ticket in self._probes:
+            try:
+                left += [ticket] if self._client.poll(ticket) is None else []
+            except (TimedOut, Malformed):
+                failed += 1
+        probed, self._probes = len(self._probes) - len(left) - failed, left
         late = self._client.late_answers()
         if late and (leases := [answer.lease for answer in late if answer.lease]):
             self.release(leases)
@@ -98,31 +107,50 @@ class Lookups:
         look-up will ask for, without waiting.
         """
         hashes = tracked.request.block_hashes
-        if not hashes or len(self._probes) >= MAX_PROBES:
-            return
-        try:
-            request = self._request(Want.PROBE, most + 1, own, hashes, tracked.asking.terms)
-            self._probes.append(self._client.submit(request))
-        except (Busy, Malformed):
-            return  # a probe is only a hint
+        if hashes and len(self._probes) < MAX_PROBES:
+            with contextlib.suppress(Busy, Malformed):  # a probe is only a hint
+                request = self._request(Want.PROBE, most + 1, own, hashes, tracked.asking.terms)
+                self._probes.append(self._client.submit(request))
 
     def ask(
         self, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms = USUAL, *, ready: bool = False
     ) -> Ticket:
-        """Send a look-up that reserves blocks, to be polled until it is answered or abandoned.
-
-        ``ready``: the answer says whether the blocks can be loaded at once, if the agent knows.
-
-        Busy if too many are in flight, Malformed for more hashes than a look-up may have.
+        """Send a look-up that reserves blocks, to be polled until it is answered or abandoned. Busy
+        if too many are in flight, Malformed for more hashes than one may have. ``ready``: the
+        answer says whether the blocks can be loaded at once.
         """
         want = Want.READY if ready else Want.RESERVE
         return self._client.submit(self._request(want, tokens, own, hashes, terms), math.inf)
 
-    def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
-        """Return the answer, or None without one; raise TimedOut for one that cannot be used.
+    def advance(self, one: Pending, now: float, pending_s: float, ask: Callable[[], Ticket]) -> Answer | None:
+        """Ask, unless that was done, and return the answer, or None without one of use. While the
+        agent says that more may come, it is asked again, for ``pending_s``. Raise TimedOut for an
+        answer that cannot be used, Malformed for a question that cannot be asked.
+        """
+        first = one.ticket is None
+        if first and now < one.after:
+            return None
+        one.at = one.at or now
+        if one.ticket is None:
+            with contextlib.suppress(Busy):  # it is sent in a later step
+                one.ticket = ask()
+        answer = None if one.ticket is None else self.answer(one.ticket, first=first)
+        if answer is None:
+            return None
+        one.ticket, one.at = None, 0.0
+        if answer.status == LookupStatus.PENDING:
+            one.pending_since = one.pending_since or now
+            waited = now - one.pending_since
+            if waited < pending_s:
+                one.after = now + min(max(waited * AGAIN_SHARE, AGAIN_FIRST_S), AGAIN_LAST_S)
+                if answer.lease:
+                    self.release([answer.lease])
+                return None
+        return answer
 
-        The first call for a look-up blocks briefly, and so does any other while the engine computes
-        nothing.
+    def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
+        """Return the answer, or None without one; raise TimedOut for one that cannot be used. The
+        first call for a look-up blocks briefly, as does any while the engine computes nothing.
         """
         begin = time.monotonic()
         wait_s = min(self._wait_s, self._budget_s) if first or self._idle else 0.0
@@ -132,11 +160,9 @@ class Lookups:
             raise TimedOut(str(error)) from error
         finally:
             self._budget_s -= time.monotonic() - begin
-        if answer is None:
-            return None
-        if answer.boot != self.boot:
+        if answer is not None and answer.boot != self.boot:
             raise TimedOut("another run of the agent answered")
-        if answer.status == LookupStatus.OVERLOADED:
+        if answer is not None and answer.status == LookupStatus.OVERLOADED:
             raise TimedOut("the agent is overloaded")
         return answer
 
@@ -144,50 +170,24 @@ class Lookups:
         """Abandon a look-up; a lease in its late answer is released."""
         self._client.abandon(ticket)
 
-    def close(self) -> None:
-        """Abandon all look-ups, without waiting."""
-        self._client.close()  # before the tickets, whose sockets close with them
-        self._probes.clear()
-
-    def _request(
-        self, want: Want, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms
-    ) -> Request:  # fmt: skip
-        return Request(
-            version=self._session.version,
-            space=self._session.registered.space,
-            session=self._session.number,
-            want=want,
-            tokens=tokens,
-            hbm_tokens=own,
-            deadline_us=int(self._age_s * 1e6),
-            groups=terms.groups,
-            hash_len=len(hashes[0]),
-            hashes=b"".join(hashes),
-            transfer=terms.transfer,
-            peer=terms.peer,
-            early=int(terms.early),
-        )
-
-    def _collect_probes(self) -> int:
-        left, answered = [], 0
-        for ticket in self._probes:
-            try:
-                if self._client.poll(ticket) is None:
-                    left.append(ticket)
-                else:
-                    answered += 1
-            except (TimedOut, Malformed):
-                continue
-        self._probes = left
-        return answered
-
     def release(self, leases: Sequence[int]) -> None:
         """Release leases. If the message cannot be sent, they end with the session."""
         with contextlib.suppress(Busy, SessionEnded, SessionBroken):
             self._session.release(leases)
 
+    def close(self) -> None:
+        """Abandon all look-ups, without waiting."""
+        self._client.close()  # before the tickets, whose sockets close with them
+        self._probes.clear()
 
-_LEAST_WAIT_S = 0.001  # a shorter wait is skipped: polling the socket takes that long anyway
+    def _request(self, want: Want, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms) -> Request:
+        session = self._session
+        return Request(
+            version=session.version, space=session.registered.space, session=session.number, want=want,
+            tokens=tokens, hbm_tokens=own, deadline_us=int(self._age_s * 1e6), groups=terms.groups,
+            hash_len=len(hashes[0]), hashes=b"".join(hashes), transfer=terms.transfer, peer=terms.peer,
+            early=int(terms.early),
+        )  # fmt: skip
 
 
 class LookupWaits:
@@ -212,178 +212,10 @@ class LookupWaits:
         return max(self._grace_s, min(worth_s, self._age_s)) / (1 << min(self.in_vain, MAX_HALVINGS))
 
     def may_wait(self, asking: Asking, tokens: int, now: float) -> bool:
-        """Return whether a request whose question has no answer yet may go on waiting. After the
-        agent has said that more may come, it may for lookup_age_ms.
+        """Return whether a request without an answer may go on waiting: for lookup_age_ms after the
+        agent has said that more may come.
         """
         return now - asking.at < (self._age_s if asking.pending_since else self.longest_s(tokens, asking.terms))
-
-
-class Promises:
-    """How many tokens of each request will be loaded.
-
-    The state of a look-up is kept with its request.
-    """
-
-    def __init__(
-        self, agent: AgentSession, geometry: Geometry, options: Options, counts: Counts, waits: LookupWaits,
-        asks_ready: Callable[[Tracked, int], bool],
-    ) -> None:  # fmt: skip
-        """``asks_ready``: whether to ask if a request's blocks, of at most so many tokens, are
-        ready.
-        """
-        self._asks_ready = asks_ready
-        self._agent = agent
-        self._hash_tokens = geometry.hash_tokens
-        self._align = geometry.align
-        self._states = bool(geometry.states)
-        self._least = options.min_load_tokens
-        self._counts = counts
-        self._waits = waits
-
-    def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
-        """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet."""
-        lookups = self._agent.lookups
-        most = self._whole(self.most(tracked, own)) - own
-        if lookups is None or most < self._least_of(tracked) or self._last_alone(tracked, own):
-            return 0
-        promised = tracked.asking.promised
-        if promised is None or own < promised.own or now - promised.at > ANSWER_S:
-            promised = self._ask(lookups, tracked, own, most, now)
-            if promised is None:
-                return None
-        tokens = self._whole(min(promised.tokens, self.most(tracked, own))) - own
-        return tokens if tokens >= self._least_of(tracked) else 0
-
-    def most(self, tracked: Tracked, own: int) -> int:
-        """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
-
-        vLLM computes the last token again if all are loaded. A state that has it must not take it
-        again.
-        """
-        most: int = tracked.request.num_tokens - self._states
-        return min(most, own + tracked.asking.most)
-
-    def take(self, tracked: Tracked) -> Promise | None:
-        """Return the promise and pass its lease to the caller."""
-        self.abandon_lookup(tracked)
-        promised, tracked.asking.promised = tracked.asking.promised, None
-        return promised
-
-    def forget(self, tracked: Tracked) -> None:
-        """Drop the promise or the look-up, and release its lease."""
-        promised = self.take(tracked)
-        if promised is not None and promised.lease:
-            self._agent.release(promised.lease)
-
-    def lose(self, tracked: Tracked) -> None:
-        """Drop the promise and the look-up of a session that has ended."""
-        self._counts.lookups_unanswered += tracked.asking.ticket is not None
-        tracked.asking.promised = None
-        tracked.asking.ends()
-
-    def give_up(self, tracked: Tracked) -> None:
-        """Abandon a look-up in flight, if any, since the agent is gone."""
-        self._counts.lookups_unanswered += tracked.asking.ticket is not None
-        self.abandon_lookup(tracked)
-
-    def abandon_lookup(self, tracked: Tracked) -> None:
-        """Abandon a look-up in flight; a lease in its answer is released on arrival."""
-        if tracked.asking.ticket is not None and self._agent.lookups is not None:
-            self._agent.lookups.abandon(tracked.asking.ticket)
-        tracked.asking.ends()
-
-    def _ask(self, lookups: Lookups, tracked: Tracked, own: int, most: int, now: float) -> Promise | None:
-        """Send a look-up, or read the answer to the one in flight. None: not known yet.
-
-        ``most``: the tokens that a hit may bring.
-        """
-        if not tracked.request.block_hashes:
-            return _NO_BLOCKS
-        asking = tracked.asking
-        first = asking.ticket is None
-        if first and now < asking.after:
-            return None
-        try:
-            if asking.ticket is None:
-                self._counts.lookups += not (asking.at or asking.pending_since)
-                asking.at = asking.at or now
-                self._send(lookups, tracked, own, most)
-            answer = lookups.answer(asking.ticket, first=first) if asking.ticket is not None else None
-        except TimedOut:
-            self._waits.in_vain = 0
-            return self._unanswered(tracked, now)
-        except Malformed:
-            return self._answered(tracked, _miss(now))
-        if answer is not None:
-            self._waits.in_vain = 0
-            asking.ticket, asking.at = None, 0.0
-            return self._read(tracked, answer, own, now)
-        if self._waits.may_wait(asking, most, now):
-            return None
-        self._waits.in_vain += 1
-        return self._unanswered(tracked, now)
-
-    def _send(self, lookups: Lookups, tracked: Tracked, own: int, most: int) -> None:
-        """Send a look-up, in a later step if too many are in flight."""
-        asking = tracked.asking
-        if asking.promised is not None:
-            self.forget(tracked)
-        tokens = self.most(tracked, own) + 1  # the agent answers with at most one token less than asked for
-        ready = self._asks_ready(tracked, most)
-        with contextlib.suppress(Busy):
-            asking.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, asking.terms, ready=ready)
-        if log.isEnabledFor(logging.DEBUG):
-            # The last look-up of a request is the one to ask `kvagent explain --request` for.
-            request = tracked.request
-            name = request.block_hashes[-1].hex()[-16:]
-            log.debug("look-up %s of request %s: %d tokens, %d of its own", name, request.request_id, tokens, own)
-
-    def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Promise | None:
-        asking = tracked.asking
-        if answer.status == LookupStatus.PENDING:
-            asking.pending_since = asking.pending_since or now
-            waited, terms = now - asking.pending_since, asking.terms
-            if waited < self._waits.pending_s(terms):
-                if terms.transfer:
-                    asking.after = now + min(max(waited * AGAIN_SHARE, AGAIN_FIRST_S), AGAIN_LAST_S)
-                if answer.lease:
-                    self._agent.release(answer.lease)
-                return None  # the next step asks again
-            self._counts.lookups_pending += not terms.transfer
-            self._counts.transfers_overdue += terms.pending_s > 0
-            asking.terms = terms.overdue()
-        hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING, LookupStatus.READY) and answer.lease != 0
-        ready = answer.status == LookupStatus.READY
-        return self._answered(
-            tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now, ready, answer.disk, answer.shared)
-        )
-
-    def _unanswered(self, tracked: Tracked, now: float) -> Promise:
-        self._counts.lookups_unanswered += 1
-        self.abandon_lookup(tracked)
-        return self._answered(tracked, _miss(now))
-
-    @staticmethod
-    def _answered(tracked: Tracked, promised: Promise) -> Promise:
-        tracked.asking.ends()
-        tracked.asking.promised = promised
-        return promised
-
-    def _last_alone(self, tracked: Tracked, own: int) -> bool:
-        """Return whether the last block is all that a request lacks.
-
-        With others it is worth its load, for a step that computes one token is a decode step, with
-        CUDA graphs; alone only if it was computed for the request.
-        """
-        return not tracked.asking.terms.transfer and tracked.request.num_tokens - own <= self._align
-
-    def _least_of(self, tracked: Tracked) -> int:
-        """Return the fewest tokens that a request loads: any block that was computed for it."""
-        return 1 if tracked.asking.terms.transfer else self._least
-
-    def _whole(self, tokens: int) -> int:
-        """Round tokens down to whole blocks of every group."""
-        return tokens // self._align * self._align
 
 
 def sources(promised: Promise | None, tokens: int, *, from_peer: bool) -> dict[str, int]:
@@ -401,9 +233,6 @@ def _miss(now: float) -> Promise:
     return Promise(0, 0, 0, now)
 
 
-_NO_BLOCKS = _miss(0.0)
-
-
 @dataclass(eq=False, slots=True)
 class _Load:
     """A load in flight."""
@@ -416,35 +245,159 @@ class _Load:
     cancelled: bool = False
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(NamedTuple):
     """Consecutive blocks of one group, beginning with the request's block ``first``."""
 
     group: int
     first: int
-    hashes: list[bytes]
-    blocks: list[Any]
+    hashes: Sequence[bytes]
+    blocks: Sequence[Any]
 
 
 class Loads:
-    """The loads. ``planned`` and ``_cancels`` wait for the next step's plan."""
+    """How many tokens of each request will be loaded, and the loads. The state of a look-up is kept
+    with its request. ``planned`` and ``_cancels`` wait for the next step's plan.
+    """
 
     def __init__(
-        self, agent: AgentSession, geometry: Geometry, options: Options, blocks: Blocks, counts: Counts
-    ) -> None:
+        self, agent: AgentSession, geometry: Geometry, options: Options, blocks: Blocks, counts: Counts,
+        asks_ready: Callable[[Tracked, int], bool],
+    ) -> None:  # fmt: skip
+        """``asks_ready``: whether to ask if a request's blocks, of at most so many tokens, are
+        ready.
+        """
+        self.waits = LookupWaits(options)
         self.job_blocks = MAX_JOB_BLOCKS
         """The most blocks that the agent accepts in one job."""
+        self.named: list[Named] = []
+        """Are told which blocks of a request are to be loaded: group, first block, and number."""
         self.planned: list[LoadJob] = []
         self.taken: list[LoadJob] = []  # by the last plan
         self._cancels: list[int] = []
+        self._inflight: dict[int, _Load] = {}
+        self._asks_ready = asks_ready
         self._agent = agent
         self._geometry = geometry
+        self._least = options.min_load_tokens
         self._deadline_s = options.load_deadline_ms / 1e3
         self._blocks = blocks
         self._counts = counts
-        self._inflight: dict[int, _Load] = {}
-        self.named: list[Named] = []
-        """Are told which blocks of a request are to be loaded: group, first block, and number."""
+
+    def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
+        """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet. The
+        last block alone is loaded only if it was computed for the request.
+        """
+        lookups, asking = self._agent.lookups, tracked.asking
+        least = 1 if asking.terms.transfer else self._least
+        most = self._whole(self.most(tracked, own)) - own
+        last_alone = not asking.terms.transfer and tracked.request.num_tokens - own <= self._geometry.align
+        if lookups is None or most < least or last_alone:
+            return 0
+        promised = asking.promised
+        if promised is None or own < promised.own or now - promised.at > ANSWER_S:
+            promised = self._ask(lookups, tracked, own, most, now)
+            if promised is None:
+                return None
+        tokens = self._whole(min(promised.tokens, self.most(tracked, own))) - own
+        return tokens if tokens >= least else 0
+
+    def most(self, tracked: Tracked, own: int) -> int:
+        """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
+        vLLM computes the last one again if all are loaded, which a state must not take twice.
+        """
+        most: int = tracked.request.num_tokens - bool(self._geometry.states)
+        return min(most, own + tracked.asking.most)
+
+    def forget(self, tracked: Tracked) -> None:
+        """Drop the promise or the look-up, and release its lease."""
+        promised = self._take_promise(tracked)
+        if promised is not None and promised.lease:
+            self._agent.release(promised.lease)
+
+    def lose(self, tracked: Tracked) -> None:
+        """Drop the promise and the look-up of a session that has ended."""
+        self._counts.lookups_unanswered += tracked.asking.ticket is not None
+        tracked.asking.promised = None
+        tracked.asking.ends()
+
+    def give_up(self, tracked: Tracked) -> None:
+        """Abandon a look-up in flight, if any, since the agent does not answer."""
+        self._counts.lookups_unanswered += tracked.asking.ticket is not None
+        self._abandon(tracked)
+
+    def _take_promise(self, tracked: Tracked) -> Promise | None:
+        """Return the promise and pass its lease to the caller."""
+        self._abandon(tracked)
+        promised, tracked.asking.promised = tracked.asking.promised, None
+        return promised
+
+    def _abandon(self, tracked: Tracked) -> None:
+        """Abandon a look-up in flight; a lease in its answer is released on arrival."""
+        if tracked.asking.ticket is not None and self._agent.lookups is not None:
+            self._agent.lookups.abandon(tracked.asking.ticket)
+        tracked.asking.ends()
+
+    def _ask(self, lookups: Lookups, tracked: Tracked, own: int, most: int, now: float) -> Promise | None:
+        """Return what is answered; None if not known yet. ``most``: tokens that a hit may bring."""
+        asking, waits = tracked.asking, self.waits
+        if not tracked.request.block_hashes:
+            return _miss(0.0)
+        if asking.promised is not None:
+            self.forget(tracked)
+        self._counts.lookups += not (asking.at or asking.pending_since)
+        try:
+            ask = partial(self._send, lookups, tracked, own, most)
+            answer = lookups.advance(asking, now, waits.pending_s(asking.terms), ask)
+        except TimedOut:
+            waits.in_vain = 0
+            return self._unanswered(tracked, now)
+        except Malformed:
+            return self._answered(tracked, _miss(now))
+        if not asking.at:
+            waits.in_vain = 0
+        elif not waits.may_wait(asking, most, now):
+            waits.in_vain += 1
+            return self._unanswered(tracked, now)
+        return None if answer is None else self._read(tracked, answer, own, now)
+
+    def _send(self, lookups: Lookups, tracked: Tracked, own: int, most: int) -> Ticket:
+        request, asking = tracked.request, tracked.asking
+        tokens = self.most(tracked, own) + 1  # the agent answers with at most one token less than asked for
+        ready = self._asks_ready(tracked, most)
+        if log.isEnabledFor(logging.DEBUG):
+            # The last look-up of a request is the one to ask `kvagent explain --request` for.
+            name = request.block_hashes[-1].hex()[-16:]
+            log.debug("look-up %s of request %s: %d tokens, %d of its own", name, request.request_id, tokens, own)
+        return lookups.ask(tokens, own, request.block_hashes, asking.terms, ready=ready)
+
+    def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Promise:
+        asking, terms = tracked.asking, tracked.asking.terms
+        if answer.status == LookupStatus.PENDING:  # it has waited for as long as it may
+            self._counts.lookups_pending += not terms.transfer
+            self._counts.transfers_overdue += terms.pending_s > 0
+            asking.terms = replace(terms, pending_s=0.0)
+        tokens = answer.tokens if answer.status in HITS and answer.lease else 0
+        ready = answer.status == LookupStatus.READY
+        return self._answered(
+            tracked, Promise(own, tokens, answer.lease, now, ready, answer.disk, answer.shared)
+        )  # fmt: skip
+
+    def _unanswered(self, tracked: Tracked, now: float) -> Promise:
+        self._counts.lookups_unanswered += 1
+        self._abandon(tracked)
+        return self._answered(tracked, _miss(now))
+
+    @staticmethod
+    def _answered(tracked: Tracked, promised: Promise) -> Promise:
+        tracked.asking.ends()
+        tracked.asking.promised = promised
+        return promised
+
+    def _whole(self, tokens: int) -> int:
+        """Round tokens down to whole blocks of every group."""
+        return tokens // self._geometry.align * self._geometry.align
+
+    # ---- loads
 
     def busy(self) -> bool:
         """Return whether loads are in flight or wait to be sent."""
@@ -456,14 +409,11 @@ class Loads:
         self.planned, self._cancels = [], []
         return taken
 
-    def plan(
-        self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int, *, waits: bool = False
-    ) -> None:
-        """Plan the load of promised tokens; ``waits``: its step waits for it.
-
-        It must be reported, so it is planned even if the promise is gone.
+    def plan(self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int) -> Promise | None:
+        """Plan the load of promised tokens. Return the promise, if there is one still. The load
+        must be reported, so it is planned without one too.
         """
-        own, promise = tracked.own, tracked.asking.promised
+        own, promise, request = tracked.own, tracked.asking.promised, tracked.request
         runs = list(self._runs(tracked, tables, own, own + external))
         blocks = [block for run in runs for block in run.blocks]
         for named in self.named:
@@ -472,29 +422,24 @@ class Loads:
         session = self._agent.session
         boot = session.boot if session and self._complete(tables, own + external) else b""
         lease = promise.lease if promise else 0
-        ids = b"".join(block.block_id.to_bytes(4, "little") for block in blocks)
-        epoch = session.epoch if session else 0
-        parts = tuple(self._parts(runs, tracked.request.block_hashes))
-        name, space = tracked.request.request_id, self._agent.space
-        elsewhere = self._agent.targets(lease) if boot else ()
-        load = LoadJob(
-            job, boot, epoch, name, lease, self._deadline_s, parts, ids, space, waits, tracked.depends, elsewhere
-        )  # fmt: skip
         self._blocks.pin(blocks, load=True)
         self._inflight[job] = _Load(tracked, blocks, external, lease, boot)
         self._counts.loads += 1
         self._counts.tokens_promised += external
         tracked.load, tracked.loaded, tracked.phase = job, (own, own + external), Phase.LOADED
-        self.planned.append(load)
+        self.planned.append(LoadJob(
+            job, boot, session.epoch if session else 0, request.request_id, lease, self._deadline_s,
+            tuple(self._parts(runs, request.block_hashes)),
+            struct.pack(f"<{len(blocks)}I", *[block.block_id for block in blocks]), self._agent.space,
+            tracked.waits, tracked.depends, self._agent.targets(lease) if boot else (),
+        ))  # fmt: skip
+        return self._take_promise(tracked)  # its lease is the load's now
 
     def withdraw(self, tracked: Tracked) -> None:
         """Forget the loads of a request that no plan has yet."""
         for load in [one for one in self.planned if self._inflight[one.job].tracked is tracked]:
             self.planned.remove(load)
-            self._blocks.unpin(self._inflight.pop(load.job).blocks, load=True)
-            if load.lease and load.boot:
-                self._agent.release(load.lease, load.boot)
-            tracked.load = 0
+            self._end(load.job)
 
     def cancel(self, tracked: Tracked) -> None:
         """Cancel the load of a request that has ended; the load ends with the workers' report."""
@@ -511,24 +456,28 @@ class Loads:
 
     def report(self, job: int, statuses: bytes) -> None:
         """Handle the end of a job in all workers, if it is a load."""
-        load = self._inflight.pop(job, None)
-        if load is None:
-            return
-        self._blocks.unpin(load.blocks, load=True)
-        if load.lease and load.boot:
-            self._agent.release(load.lease, load.boot)
-        if load.tracked.load == job:
-            load.tracked.load = 0
-        if not any(statuses):
+        load = self._end(job)
+        if load is not None and not any(statuses):
             self._counts.tokens_loaded += load.tokens
-        elif not load.cancelled:
+        elif load is not None and not load.cancelled:
             self._counts.loads_failed += 1
             load.tracked.asking.most = 0
             load.tracked.loaded = (0, 0)
 
+    def _end(self, job: int) -> _Load | None:
+        """Release what a load in flight holds. Return it; None if it is none."""
+        load = self._inflight.pop(job, None)
+        if load is not None:
+            self._blocks.unpin(load.blocks, load=True)
+            if load.lease and load.boot:
+                self._agent.release(load.lease, load.boot)
+            if load.tracked.load == job:
+                load.tracked.load = 0
+        return load
+
     def _complete(self, tables: Sequence[Sequence[Any]], end: int) -> bool:
-        """Return whether the states at ``end`` have blocks to be loaded into. Without one of them
-        the load has to fail: the rest would be taken for all that the request needs.
+        """Return whether the states at ``end`` have blocks to be loaded into. Without one the load
+        has to fail: the rest would be taken for all.
         """
         for group in self._geometry.states:
             last, rest = divmod(end, self._geometry.groups[group].block_tokens)
@@ -538,28 +487,19 @@ class Loads:
         return True
 
     def _runs(self, tracked: Tracked, tables: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[_Run]:
-        """Yield the destination blocks of the tokens from begin to end, by group, without null
-        blocks.
-        """
+        """Yield the destination of the tokens from begin to end, by group, without null blocks."""
         hashes = tracked.request.block_hashes
         for group, spec in enumerate(self._geometry.groups):
-            scale = self._geometry.scale(group)
-            run: _Run | None = None
-            first, last = begin // spec.block_tokens, min(end // spec.block_tokens, len(tables[group]))
+            scale, table = self._geometry.scale(group), tables[group]
+            at, last = begin // spec.block_tokens, min(end // spec.block_tokens, len(table))
             if group in self._geometry.states:
-                first = end // spec.block_tokens - 1  # the state at the end is all that is needed
-            for i in range(first, last):
-                block = tables[group][i]
-                if block.is_null or (run is not None and len(run.blocks) >= self.job_blocks):
-                    if run is not None:
-                        yield run
-                    run = None
-                if not block.is_null:
-                    run = run or _Run(group, i, [], [])
-                    run.hashes.append(hashes[(i + 1) * scale - 1])
-                    run.blocks.append(block)
-            if run is not None:
-                yield run
+                at = end // spec.block_tokens - 1  # the state at the end is all that is needed
+            while at < last:
+                most = min(last, at + self.job_blocks)
+                stop = next((i for i in range(at, most) if table[i].is_null), most)
+                if at < stop:
+                    yield _Run(group, at, hashes[(at + 1) * scale - 1 : stop * scale : scale], table[at:stop])
+                at = max(stop, at + 1)
 
     def _parts(self, runs: Sequence[_Run], hashes: Sequence[bytes]) -> Iterator[Packed]:
         """Yield the runs, cut into jobs that a session accepts."""

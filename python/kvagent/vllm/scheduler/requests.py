@@ -12,7 +12,7 @@ its hash later, and then other requests find it in the engine's own cache.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 
 ANSWER_S = 2.0  # how long a promise is reused
-NO_LIMIT = 1 << 62  # tokens
+NO_LIMIT = 1 << 62  # tokens, or blocks
 
 
 @dataclass(slots=True)
 class Promise:
     """``tokens`` are promised to a request that has ``own`` itself, pinned by ``lease`` unless it
-    is 0.
+    is 0. ``ready``: all of it was in the agent's memory as it was saved. ``disk`` of the tokens the
+    agent fetched from its disk, ``other`` from a shared store.
     """
 
     own: int
@@ -37,53 +38,51 @@ class Promise:
     lease: int
     at: float
     ready: bool = False
-    """Whether all of it was in the agent's memory as it was saved."""
     disk: int = 0
-    """Of the tokens, those that the agent fetched from its disk."""
     other: int = 0
-    """Of the tokens, those that it fetched from a shared store, or from where it did not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a request is looked up: as any other, or as one whose blocks were computed for it."""
+    """How a request is looked up: as any other, or as one that is to receive a ``transfer``, from
+    ``peer``, host:port of an agent or empty for the own one. ``early``: its blocks may not be
+    computed yet. It waits for ``wait_s`` in all, and while the agent says that more may come, for
+    ``pending_s``.
+    """
 
     transfer: bytes = b""
-    """The name of the transfer that it is to receive."""
     peer: str = ""
-    """Where: host:port of an agent; empty for the own one."""
     early: bool = False
-    """Whether its blocks may not be computed yet."""
     wait_s: float = 0.0
-    """How long it waits in all."""
     pending_s: float = 0.0
-    """How long of that while the agent says that more may come."""
     groups: bytes = b""
     """The KV cache groups that count, a byte each; all if empty."""
-
-    def overdue(self) -> Terms:
-        """Return the terms once it has waited for as long as it may."""
-        return replace(self, pending_s=0.0)
 
 
 USUAL = Terms()
 
 
-@dataclass(slots=True)
-class Asking:
-    """What a request knows of its look-ups (lookups, waits)."""
+@dataclass(eq=False, slots=True)
+class Pending:
+    """A look-up that is asked until its answer is of use (Lookups.advance)."""
+
+    ticket: Ticket | None = None
+    at: float = 0.0
+    """When the question in flight was sent, or could not be yet; 0 without one."""
+    pending_since: float = 0.0
+    """When the agent first answered that more may come; 0 if it did not."""
+    after: float = 0.0
+    """When it is to be asked again after that."""
+
+
+@dataclass(eq=False, slots=True)
+class Asking(Pending):
+    """What a request knows of its look-ups."""
 
     terms: Terms = USUAL
     most: int = NO_LIMIT
     """The most tokens that it loads: none after a load that failed."""
     promised: Promise | None = None
-    ticket: Ticket | None = None
-    pending_since: float = 0.0
-    """When the agent first answered that more may come; 0 if it did not."""
-    after: float = 0.0
-    """When it is to be asked again after that."""
-    at: float = 0.0
-    """When the look-up in flight was sent, or could not be yet; 0 without one."""
 
     def ends(self) -> None:
         """The look-up in flight is over."""
@@ -123,12 +122,6 @@ class Saving:
     saves; 0 if there were none.
     """
 
-    def restart(self) -> None:
-        """Consider all its blocks unsaved."""
-        self.cursor = [0] * len(self.cursor)
-        self.next_tokens = 0
-        self.again = []
-
 
 class Phase(enum.IntEnum):
     """What a request has of blocks."""
@@ -157,6 +150,8 @@ class Tracked:
     """The job that loads its blocks, else 0. Until the outcome is known, the request waits in vLLM,
     or computes if its step waits for the load.
     """
+    waits: bool = False
+    """Whether the step that admits it is to wait for its load."""
     loaded: tuple[int, int] = (0, 0)
     """The range of tokens that came from the agent and are not saved again."""
     stale: bool = False
@@ -176,16 +171,14 @@ class Tracked:
 
     def restart_saves(self) -> None:
         """Consider all its blocks unsaved: it has new blocks, or the agent lost the old ones."""
-        self.saving.restart()
+        self.saving.cursor = [0] * len(self.saving.cursor)
+        self.saving.next_tokens, self.saving.again = 0, []
         self.loaded = (0, 0)
 
 
 def arrived(request: Any, groups: int, next_tokens: int) -> Tracked:
     """Return the record of a request that has arrived."""
     return Tracked(request, Saving([0] * groups, next_tokens))
-
-
-_ALL = 1 << 62  # blocks
 
 
 class StaleRequests:
@@ -203,9 +196,7 @@ class StaleRequests:
         self._next[tracked] = [0] * self._groups
 
     def admit(self, tracked: Tracked, tables: Sequence[Sequence[object]]) -> None:
-        """Add an admitted request if it found stale blocks; it is stale from the first of them
-        on.
-        """
+        """Add an admitted request if it found stale blocks: it is stale from the first of them."""
         self.mark_blocks()
         if not self._blocks.has_stale or tracked in self._next:
             return
@@ -224,7 +215,7 @@ class StaleRequests:
         for tracked, firsts in self._next.items():
             seen = self._unmarked.pop(tracked, {})
             for group, first in enumerate(firsts):
-                table = self._blocks.table(tracked.request.request_id, group, first, _ALL)
+                table = self._blocks.table(tracked.request.request_id, group, first, NO_LIMIT)
                 # vLLM gives no hash to blocks that no hit needs (windows, states).
                 firsts[group] += next((i for i, block in enumerate(table) if _unhashed(block)), len(table))
                 seen |= {block.block_id: block for block in table}
@@ -238,11 +229,6 @@ class StaleRequests:
         """Remove a request that loses its blocks."""
         self._next.pop(tracked, None)
         self._unmarked.pop(tracked, None)
-
-    def clear(self) -> None:
-        """Remove all requests."""
-        self._next.clear()
-        self._unmarked.clear()
 
 
 def _unhashed(block: Any) -> bool:
@@ -281,17 +267,12 @@ class Blocks:
         return bool(self.pool.get_num_free_blocks() < self.max_saving)
 
     def withheld(self) -> bool:
-        """Return whether fewer blocks are free than saves could withhold from the engine if all
-        requests ended now.
-        """
+        """Return whether fewer blocks are free than saves would withhold if all requests ended."""
         return bool(self.pool.get_num_free_blocks() < self.saving)
 
     def cached(self, hashes: Sequence[bytes], group: int) -> int:
         """Return how many of a prompt's first blocks are in the engine's own cache."""
-        for i, key in enumerate(hashes):
-            if self.pool.get_cached_block(key, [group]) is None:
-                return i
-        return len(hashes)
+        return next((i for i, key in enumerate(hashes) if not self.pool.get_cached_block(key, [group])), len(hashes))
 
     def pin(self, blocks: Sequence[Any], *, load: bool = False, awaited: bool = False) -> None:
         """Take a reference to each block."""
@@ -312,9 +293,7 @@ class Blocks:
             self.saving += pins
 
     def new_weights(self) -> None:
-        """Mark all blocks in the prefix cache as stale: they are not saved under their present
-        hash.
-        """
+        """Mark all blocks in the prefix cache as stale: none is saved under its present hash."""
         self._stale_hashes = {b.block_id: b.block_hash for b in self.pool.blocks if b.block_hash is not None}
         self.has_stale = bool(self._stale_hashes)
 

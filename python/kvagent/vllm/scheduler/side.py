@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm.counters import Counts, SaveCounts
+from kvagent.vllm.counters import Counts
 from kvagent.vllm.hooks import Guest, Joined, Reset
 from kvagent.vllm.internals import around
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, SessionChange
-from kvagent.vllm.scheduler.loads import Loads, LookupWaits, Promises, sources
+from kvagent.vllm.scheduler.loads import Loads, sources
 from kvagent.vllm.scheduler.requests import Blocks, Phase, StaleRequests, Tracked, arrived
-from kvagent.vllm.scheduler.saves import Saves, SaveSchedule, collect_saves
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.link import Link
@@ -51,7 +49,6 @@ class SchedulerSide:
         self.options = options
         self.geometry = geometry
         self.agent = joined.session(link, options)
-        self.waits = LookupWaits(options)
         self.waiting_loads = joined.waits
         self.requests: dict[str, Tracked] = {}
         """Those that have not ended, by name."""
@@ -62,17 +59,14 @@ class SchedulerSide:
         self.take_events: Callable[[], Sequence[Any]] = tuple
         """Returns vLLM's KV events of what the agent's memory holds, since the last call."""
         self.blocks = Blocks(manager, options.pin_percent / 100)
-        counts = SaveCounts()
-        self.saves = Saves(joined.batch(geometry, self.blocks, counts), self.blocks, counts)
-        self.loads = Loads(self.agent, geometry, options, self.blocks, self.counts)
+        self.saves = joined.saves(geometry, self.blocks, self.counts)
+        self.loads = Loads(self.agent, geometry, options, self.blocks, self.counts, joined.waits.may)
         named: list[Named] = [guest.named for guest in self.guests if type(guest).named is not Guest.named]
-        self.saves.batch.named = self.loads.named = named
+        self.saves.named = self.loads.named = named
         self._world = world
         self._outcomes: dict[int, Outcome] = {}  # of jobs that not all workers have reported
         self._may_save = saves
         self._answered = joined.answered
-        self._promises = Promises(self.agent, geometry, options, self.counts, self.waits, self.waiting_loads.ready)
-        self._schedule = SaveSchedule()
         self._stale = StaleRequests(self.blocks, len(geometry.groups))
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
@@ -80,8 +74,8 @@ class SchedulerSide:
         self._stopped = False  # the agent does not respond
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
         self._moved_at = -1  # the step after which the generation last changed
-        done, begins = self._guarded(self._after_reset), self._guarded(self._before_reset)
-        around(self.blocks.pool, "reset_prefix_cache", lambda succeeded: succeeded and done(), begins)
+        after, before = self._guarded(self._after_reset), self._guarded(self._before_reset)
+        around(self.blocks.pool, "reset_prefix_cache", after, before)
         for guest in self.guests:
             guest.begin(self, manager)
 
@@ -94,7 +88,7 @@ class SchedulerSide:
         lookups = self.agent.lookups
         if lookups is not None and self._usable(tracked):
             own = self._own_tokens(tracked, request)
-            lookups.probe(tracked, own, self._promises.most(tracked, own))
+            lookups.probe(tracked, own, self.loads.most(tracked, own))
 
     def matched(self, request: Any, own: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond ``own`` will be loaded; None if not known yet."""
@@ -103,13 +97,15 @@ class SchedulerSide:
         tracked.own = own
         if not self._usable(tracked):
             if self._stopped:
-                self._promises.give_up(tracked)
+                self.loads.give_up(tracked)
             return 0, False
-        tokens = self._promises.promise(tracked, own, time.monotonic())
-        waits = tokens is not None and self.waiting_loads.takes(tracked, tokens)
-        if waits and tokens and own + tokens == request.num_tokens:
+        tokens = self.loads.promise(tracked, own, time.monotonic())
+        promised = tracked.asking.promised
+        ready = bool(tokens) and promised is not None and promised.ready
+        tracked.waits = ready and self.waiting_loads.may(tracked, tokens or 0)
+        if tracked.waits and tokens and own + tokens == request.num_tokens:
             tokens -= self.geometry.align  # vLLM computes the last token again only after loads that it waits for
-        return tokens, bool(tokens) and not waits
+        return tokens, bool(tokens) and not tracked.waits
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """Handle a request's admission, with ``external`` tokens to load or none."""
@@ -120,15 +116,13 @@ class SchedulerSide:
         self.waiting_loads.lost(tracked)
         if external > 0:
             self._stale.admit(tracked, blocks.blocks)
-            job, waits = next(self._jobs), self.waiting_loads.taken(tracked)
-            if waits:
+            job = next(self._jobs)
+            if tracked.waits:
                 self.waiting_loads.start(job, tracked, external)
-            self.loads.plan(job, tracked, blocks.blocks, external, waits=waits)
-            from_peer = tracked.asking.terms.peer not in ("", self.agent.peer)
-            self.hit = request.request_id, sources(tracked.asking.promised, external, from_peer=from_peer)
-            self._promises.take(tracked)  # its lease is the load's now
+            promise = self.loads.plan(job, tracked, blocks.blocks, external)
+            self.hit = request.request_id, sources(promise, external, from_peer=self._remote(tracked))
             return
-        self._promises.forget(tracked)
+        self.loads.forget(tracked)
         if self._may_save:
             self._stale.admit(tracked, blocks.blocks if blocks is not None else ())
             self._admit(tracked)
@@ -139,17 +133,16 @@ class SchedulerSide:
             self._settle_reset()  # it precedes this step
         self._steps += 1
         scheduled, preempted = output.num_scheduled_tokens, output.preempted_req_ids or ()
-        total, agent = output.total_num_scheduled_tokens, self.agent
+        agent = self.agent
         waiting = self.waiting() or agent.awaited()
         woken = not scheduled and self.take_events is not tuple
         if waiting or woken or agent.session is None or self._steps % LISTEN_STEPS == 0:
             self._poll_agent()
-        if preempted:
-            self._stale.mark_blocks()
-        for request in preempted:
-            # A request that a reset preempted may be admitted again in the same step.
-            self._preempted(request, again=request in scheduled)
         self._stale.mark_blocks()
+        for request in preempted:  # one that a reset preempted may have been admitted again
+            if (tracked := self.requests.get(request)) is not None and request not in scheduled:
+                self.waiting_loads.lost(tracked)
+                self._lost_blocks(tracked)
         now = time.monotonic()
         plan = StepPlan(
             idle=not self.requests or not scheduled, decoding=_decoding(output),
@@ -164,12 +157,12 @@ class SchedulerSide:
         self.saves.begin(now)
         for guest in self.guests:
             guest.planned(plan, output, now)
-        self._plan_saves(plan, scheduled, total, preempted=bool(preempted))
+        self._plan_saves(plan, output)
         if agent.lookups is not None:
             probed, late = agent.lookups.begin_step(idle=not scheduled)
             self.counts.lookups_late += late
             if probed or late:
-                self.waits.in_vain = 0
+                self.loads.waits.in_vain = 0
         agent.tell(plan)
         return plan
 
@@ -179,7 +172,7 @@ class SchedulerSide:
             self._poll_agent(listen=False)  # while look-ups and leases can still be given back
         now = time.monotonic()
         if report.outcomes:
-            self.agent.reported(now)
+            self.agent.heard(now)
         for job in report.late:
             self.loads.late(job)
         for job, outcome in report.outcomes.items():
@@ -211,44 +204,43 @@ class SchedulerSide:
         tracked = self.requests.pop(request.request_id, None)
         if tracked is None:
             return
-        self._schedule.remove(tracked)
-        self._promises.forget(tracked)
+        self.saves.schedule.remove(tracked)
+        self.loads.forget(tracked)
         complete = self.waiting_loads.over(tracked, normally=normally)  # this may hash its blocks
         self._stale.mark_blocks()
         self._stale.remove(tracked)
         if tracked.load and not complete:
             self.loads.cancel(tracked)
-        elif normally and self._saving(tracked):
-            # The last token was not computed, and async scheduling may have an extra step in
-            # flight.
+        elif normally and self._takes and tracked.saved and (not self._stopped or tracked.awaited):
+            # The last token was not computed, and with async scheduling a step may be in flight.
             tokens = min(request.num_computed_tokens, tracked.saving.most, request.num_tokens - 1)
             if tokens >= tracked.saving.next_tokens or tracked.saving.again:
-                self.saves.batch.end(tracked, tokens, ready=self.saves.ready())
+                self.saves.end(tracked, tokens)
         for guest in self.guests:
             guest.ended(tracked)
 
     def transfer_params(self, request: Any) -> dict[str, Any] | None:
         """Return what the answer to a request says, such as what a decode engine needs to know."""
-        found = [params for guest in self.guests if (params := guest.transfer_params(request))]
-        return {name: value for params in found for name, value in params.items()} or None
+        params: dict[str, Any] = {}
+        for guest in self.guests:
+            params |= guest.transfer_params(request) or {}
+        return params or None
 
-    def reset(self) -> None:
-        """Handle vLLM's reset of the connector: new weights, or a plain reset if the user says so.
-
-        A plain reset starts a new epoch. If the agent does not answer, the reset precedes its next
-        use.
+    def reset(self) -> bool:
+        """Handle vLLM's reset of the connector: new weights, or a plain reset if the user says so,
+        which starts a new epoch. If the agent does not answer, that precedes its next use. So it
+        always succeeds: a failure would keep vLLM from sleeping or pausing.
         """
         self._was_reset = False
         if self.generations.after_reset():
             self._move()
-            return
-        self.new_weights()
-        self.agent.reset()
+        else:
+            self.new_weights()
+            self.agent.reset()
+        return True
 
     def before_weights_call(self, call: str) -> None:
-        """Handle a call that may change the weights: blocks computed so far belong to the
-        old ones.
-        """
+        """Handle a call that may change the weights: blocks computed so far are of the old ones."""
         if self._moved_at == self._steps and self.generations.now.startswith(PRIVATE):
             return  # no step was planned since the last change: an update takes many calls
         if self.generations.after_call(call):
@@ -261,31 +253,26 @@ class SchedulerSide:
             self._move()
 
     def reregister(self) -> None:
-        """Leave the agent and register again, since the identity has changed but the computation
-        has not.
-        """
+        """Register again, since the identity has changed but the computation has not."""
         if self.agent.reregister():
             self._react(SessionChange(ended=True))
 
     def new_weights(self) -> None:
         """Stop saving what was computed so far, and drop all promises."""
-        for tracked in self.requests.values():
-            self._promises.forget(tracked)
-            tracked.stale = tracked.stale or tracked.phase != Phase.NONE
         self.blocks.new_weights()
-        self._stale.clear()
+        self._stale = StaleRequests(self.blocks, len(self.geometry.groups))
         for tracked in self.requests.values():
-            if tracked.stale:
+            self.loads.forget(tracked)
+            if tracked.stale or tracked.phase != Phase.NONE:
                 self._stale.add(tracked)
         self._stale.mark_blocks()  # those without a hash are seen
-        self.saves.drop()  # else it would be sent under the new epoch
-        self.saves.clear_left()
+        self.saves.new_weights()
         self._tell(Reset.WEIGHTS)
 
     def bar(self, tracked: Tracked, reason: str) -> None:
         """Neither save nor load a request, for one more reason."""
-        self._promises.forget(tracked)
-        self._schedule.remove(tracked)
+        self.loads.forget(tracked)
+        self.saves.schedule.remove(tracked)
         tracked.barred.add(reason)
 
     def unbar(self, tracked: Tracked, reason: str) -> None:
@@ -301,10 +288,6 @@ class SchedulerSide:
         """Return whether steps are needed without requests: a report or a lease is outstanding."""
         busy = self.waiting() or self.agent.awaits_leases()
         return busy or any(guest.busy() for guest in self.guests)
-
-    def counted(self) -> dict[str, int]:
-        """Return all counters by name."""
-        return asdict(self.counts) | {f"saves_{name}": value for name, value in asdict(self.saves.counts).items()}
 
     def exclude(self, request_id: str, *, over: bool) -> Tracked | None:
         """Neither save nor load a request any more, after an error in a call about it; forget it
@@ -322,10 +305,6 @@ class SchedulerSide:
             guest.close()
         self.agent.close()
 
-    def _tell(self, what: Reset) -> None:
-        for guest in self.guests:
-            guest.reset(what)
-
     def _move(self) -> None:
         """Switch to another generation: blocks computed so far belong to the last one."""
         self.new_weights()
@@ -340,25 +319,21 @@ class SchedulerSide:
 
     def _react(self, change: SessionChange) -> None:
         if change.ended:
-            self._schedule.clear()
             for tracked in self.requests.values():
-                self._promises.lose(tracked)
+                self.loads.lose(tracked)
             self._tell(Reset.ENDED)
-        if change.began:
-            self._offer_again()
+        if change.began and self.agent.session is not None:
+            self.saves.job_blocks = self.loads.job_blocks = self.agent.job_blocks
+            for tracked in self.requests.values():  # a new agent may have no blocks
+                tracked.restart_saves()
+                self._consider(tracked)
+            self._tell(Reset.BEGAN)
         if change.reset:
             self.new_weights()
 
-    def _offer_again(self) -> None:
-        """Offer all blocks again, since a new agent may have none."""
-        if self.agent.session is None:
-            return
-        self.saves.batch.job_blocks = self.loads.job_blocks = self.agent.job_blocks
-        self._schedule.clear()
-        for tracked in self.requests.values():
-            tracked.restart_saves()
-            self._consider(tracked)
-        self._tell(Reset.BEGAN)
+    def _tell(self, what: Reset) -> None:
+        for guest in self.guests:
+            guest.reset(what)
 
     def _track(self, request: Any) -> Tracked:
         found = self.requests.get(request.request_id)
@@ -373,14 +348,16 @@ class SchedulerSide:
         return found
 
     def _own_tokens(self, tracked: Tracked, request: Any) -> int:
-        """Return how many tokens of a request need not be fetched from another agent, since they
-        are in the engine's own cache. vLLM says so only when it schedules the request.
+        """Return how many tokens need not be fetched from another agent, since they are in the
+        engine's own cache. vLLM says so only when it schedules the request.
         """
-        remote = tracked.asking.terms.peer not in ("", self.agent.peer)
-        if not remote or len(self.geometry.groups) > 1:
+        if not self._remote(tracked) or len(self.geometry.groups) > 1:
             return 0
         scale, size = self.geometry.scale(0), self.geometry.groups[0].block_tokens
         return self.blocks.cached(request.block_hashes[scale - 1 :: scale], 0) * size
+
+    def _remote(self, tracked: Tracked) -> bool:
+        return tracked.asking.terms.peer not in ("", self.agent.peer)
 
     def _usable(self, tracked: Tracked) -> bool:
         return (
@@ -395,79 +372,58 @@ class SchedulerSide:
         """Whether there is an agent that takes saves."""
         return self._may_save and self.agent.session is not None and self.agent.switches.saves == 1
 
-    def _saving(self, tracked: Tracked) -> bool:
-        """Return whether to save what a request that ends leaves to be saved."""
-        return self._takes and tracked.saved and (not self._stopped or tracked.awaited)
-
-    def _preempted(self, request: str, *, again: bool) -> None:
-        tracked = self.requests.get(request)
-        if tracked is not None and not again:
-            self.waiting_loads.lost(tracked)
-            self._lost_blocks(tracked)
-
     def _admit(self, tracked: Tracked) -> None:
         """Save the blocks of a request from now on, if it may be saved."""
         if self._may_save:
             tracked.phase = Phase.RUNNING
-            self.saves.batch.begin(tracked)
+            self.saves.admit(tracked)
             self._consider(tracked)
 
     def _consider(self, tracked: Tracked) -> None:
         if tracked.phase == Phase.RUNNING and not tracked.barred:
-            self._schedule.add(tracked)
+            self.saves.schedule.add(tracked)
 
     def _lost_blocks(self, tracked: Tracked) -> None:
         tracked.restart_saves()
         tracked.phase, tracked.stale = Phase.NONE, False
-        self._schedule.remove(tracked)
+        self.saves.schedule.remove(tracked)
         self._stale.remove(tracked)
 
-    def _plan_saves(self, plan: StepPlan, scheduled: Mapping[str, int], total: int, *, preempted: bool) -> None:
+    def _plan_saves(self, plan: StepPlan, output: Any) -> None:
         """Plan the saves of a step. In most steps only the step is counted."""
         saves, session = self.saves, self.agent.session
         if session is not None and self._may_save:
-            self._schedule.step(scheduled, self.requests, total)
-        due = saves.batch.due() and session is not None
-        if saves.busy() or due or self._schedule.ready():
-            short = preempted or self._stopped or saves.blocks.scarce()
-            if short:
-                plan.revokes += saves.revoke(in_use=self._stopped or saves.blocks.withheld())
-            if session is None:
-                saves.drop()
-            elif self._takes and saves.ready():
-                full = short or saves.batch.room() <= 0
-                collect_saves(
-                    self._schedule, saves.batch, scheduled, following=self.geometry.following, short=full
-                )  # fmt: skip
-                if due and not full:
-                    saves.batch.collect()
-            if session is not None:
-                agent = self.agent
-                plan.saves = saves.finish(
-                    self._jobs.__next__, session.boot, session.epoch, agent.space, agent.targets()
-                )  # fmt: skip
-            plan.revokes += saves.revoke_overdue()
+            saves.schedule.step(output.num_scheduled_tokens, self.requests, output.total_num_scheduled_tokens)
+        due = saves.due() and session is not None
+        if not (saves.busy() or due or saves.schedule.ready()):
+            return
+        short = bool(output.preempted_req_ids) or self._stopped or self.blocks.scarce()
+        if short:
+            plan.revokes += saves.revoke(in_use=self._stopped or self.blocks.withheld())
+        if self._takes and saves.ready():
+            full = short or saves.room() <= 0
+            saves.look(output.num_scheduled_tokens, short=full)
+            if due and not full:
+                saves.collect()
+        plan.saves = saves.finish(self._jobs.__next__, self.agent)
+        plan.revokes += saves.revoke_overdue()
 
     def short(self) -> bool:
-        """Return whether nothing is to be pinned now, because memory is short or no agent takes
-        it.
-        """
+        """Return whether memory is short, or no agent takes saves, so that none is to be pinned."""
         return not self._takes or not self.saves.ready() or self._stopped or self.blocks.scarce()
 
     def _settle_reset(self) -> None:
-        """Treat a reset of vLLM's own cache as new weights if no reset of the connector came with
-        it.
-        """
+        """Treat a reset of vLLM's own cache as new weights if none of the connector followed."""
         if self._was_reset:
             self._was_reset = False
             self.before_weights_call("reset_prefix_cache")
 
-    def _guarded(self, hook: Callable[[], None]) -> Callable[[], None]:
+    def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
         """Return a hook of vLLM's block pool whose errors go where those of vLLM's calls go."""
 
-        def call() -> None:
+        def call(*result: Any) -> None:
             try:
-                hook()
+                hook(*result)
             except Exception as error:
                 if self.failed is None:
                     raise
@@ -476,18 +432,16 @@ class SchedulerSide:
         return call
 
     def _before_reset(self) -> None:
-        """Release all pins of saves, since the prefix cache is about to be reset between two
-        steps.
-        """
+        """Release all pins of saves: the prefix cache is about to be reset, between two steps."""
         self._was_reset = self.generations.counts_resets
         self._stale.mark_blocks()  # vLLM has preempted requests, and the reset may fail
         self._revokes += self.saves.revoke_at_once()
-        self._tell(Reset.BEGINS)
 
-    def _after_reset(self) -> None:
+    def _after_reset(self, succeeded: bool) -> None:
         """Handle that vLLM has reset its prefix cache: its events say that all blocks are gone."""
-        self.saves.batch.clear()
-        self._tell(Reset.CACHE)
+        if succeeded:
+            self.saves.clear()
+            self._tell(Reset.CACHE)
 
 
 def _decoding(output: Any) -> int:

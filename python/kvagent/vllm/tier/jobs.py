@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
-from kvagent.messages import BlockStatus, Region, RegionKind
+from kvagent.messages import BlockStatus, Done, Region, RegionKind
 from kvagent.shm import SharedMemory, SyncWords
 from kvagent.vllm.link import Link
 from kvagent.vllm.scheduler.agent_session import AgentSession
@@ -189,9 +189,9 @@ class Jobs(AgentSession):
     def listen(self, now: float) -> None:
         """Read what the agent says, and give up what it does not answer."""
         change = self.poll()
-        done, self.done = self.done, []
+        done = self.take(Done)
         if change.began or done:
-            self.liveness.heard(now)
+            self.heard(now)
         for one in done:
             self._ended(one.job, one.statuses)
         self.silent = (self.awaited() or self.silent) and self.stopped(now)

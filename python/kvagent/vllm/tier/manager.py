@@ -60,7 +60,7 @@ CONNECTED = "connected", "Whether the tier has an agent that answers."
 log = logging.getLogger("vllm.kvagent")
 
 
-@dataclass(slots=True)
+@dataclass
 class TierCounts:
     """What the tier counts, in chunks unless it says blocks."""
 
@@ -157,9 +157,8 @@ class KVAgentTier(SecondaryTierManager):
             return Generations("", self._options)
         if construction is not None:
             construction.listeners.append(self)
-            if not self._options.weights_fixed:
-                unwatched, in_process = watch()
-                unobserved += unwatched
+            unwatched, in_process = watch(self._options)
+            unobserved += unwatched
         space = identity.space(construction, config, self._options, rows.bytes, vllm.__version__, unobserved)
         identity.explain(space)
         start_agent(self._options.socket_dir, self._options.pool)

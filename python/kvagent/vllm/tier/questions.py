@@ -7,21 +7,22 @@ stored, from the first one on. The chunks need not follow each other in a prompt
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from kvagent.errors import Busy, Malformed, TimedOut
-from kvagent.lookup import LookupStatus, Ticket
-from kvagent.vllm.scheduler.requests import Terms
+from kvagent.errors import Malformed, TimedOut
+from kvagent.lookup import LookupStatus
+from kvagent.vllm.scheduler.requests import Pending, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import zmq
 
+    from kvagent.lookup import Ticket
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.loads import Lookups
     from kvagent.vllm.tier.options import TierOptions
@@ -106,22 +107,16 @@ class Finished:
 Result = Answered | Finished
 
 
-AGAIN_S = 0.002  # from the answer that more may come to the next question
 LEASE_S = 10.0  # a lease that no load has named by then is released
 _STORED = (LookupStatus.HIT, LookupStatus.READY, LookupStatus.NO_SESSION, LookupStatus.LEASE_CAP)
 """With the last two, what is stored is not pinned: a load may find it gone."""
 
 
 @dataclass(eq=False, slots=True)
-class Question:
+class Question(Pending):
     """A question that is not answered."""
 
-    ask: Ask
-    deadline: float
-    ticket: Ticket | None = None
-    pending_until: float = 0.0
-    """The end of waiting for lower tiers, once the agent has said that more may come."""
-    again: float = 0.0
+    ask: Ask = field(kw_only=True)
 
 
 @dataclass(eq=False, slots=True)
@@ -163,7 +158,7 @@ class Questions:
 
     def add(self, ask: Ask) -> None:
         """Take a question."""
-        self._open.append(Question(ask, time.monotonic() + self._age_s))
+        self._open.append(Question(at=time.monotonic(), ask=ask))
 
     def forget(self, request: str) -> None:
         """Drop the questions and leases of a request."""
@@ -214,30 +209,22 @@ class Questions:
                 self._leases[request] = [one for one in leases if one.until >= now]
 
     def _advance(self, lookups: Lookups, question: Question, now: float) -> None:
-        if question.ticket is None and now >= question.again:
-            keys = question.ask.keys
-            terms, hashes = Terms(groups=bytes([group_of(keys[0])])), [hash_of(key) for key in keys]
-            with contextlib.suppress(Busy):  # a later turn tries again
-                tokens = len(keys) * self._tokens + 1  # at most one token less is answered
-                question.ticket = lookups.ask(tokens, 0, hashes, terms)
-        answer = lookups.answer(question.ticket, first=False) if question.ticket is not None else None
+        keys = question.ask.keys
+        answer = lookups.advance(question, now, self._tiers_s, partial(self._ask, lookups, keys))
         if answer is None:
-            if now >= max(question.deadline, question.pending_until):
+            if question.at and now >= question.at + self._age_s:
                 raise TimedOut("no answer in time")
             return
-        question.ticket = None
-        if answer.status == LookupStatus.PENDING:
-            question.pending_until = question.pending_until or now + self._tiers_s
-            if now < question.pending_until:
-                self.release([answer.lease])
-                question.again = now + AGAIN_S
-                return
         stored = answer.status in _STORED or (answer.status == LookupStatus.PENDING and answer.lease != 0)
-        found = min(answer.tokens // self._tokens, len(question.ask.keys)) if stored else 0
+        found = min(answer.tokens // self._tokens, len(keys)) if stored else 0
         if answer.lease:
-            held = frozenset(question.ask.keys[:found])
+            held = frozenset(keys[:found])
             self._leases.setdefault(question.ask.request, []).append(Lease(answer.lease, held, now + LEASE_S))
         self._end(question, found)
+
+    def _ask(self, lookups: Lookups, keys: Sequence[Key]) -> Ticket:
+        tokens = len(keys) * self._tokens + 1  # at most one token less is answered
+        return lookups.ask(tokens, 0, [hash_of(key) for key in keys], Terms(groups=bytes([group_of(keys[0])])))
 
     def _end(self, question: Question, found: int, *, late: bool = False) -> None:
         if question.ticket is not None and (lookups := self._session.lookups) is not None:
