@@ -193,9 +193,12 @@ def test_the_own_agent_is_asked_for_no_more_than_the_least() -> None:
     hear(joint, [replace(NEWS, part=2, answers=(Answered(ticket.question.number, 32, 31),))])
     sent: list[Any] = []
     found = Answer(3, LookupStatus.HIT, 32, 5, HERE)
-    client: Any = SimpleNamespace(
-        submit=lambda request, _: (sent.append(request), object())[1], poll=lambda *_: found, close=lambda: None
-    )  # fmt: skip
+
+    def submit(request: Any, _: Any) -> object:
+        sent.append(request)
+        return object()
+
+    client: Any = SimpleNamespace(submit=submit, poll=lambda *_: found, close=lambda: None)
     lookups._client = client
     assert lookups.answer(ticket, first=False) == found
     assert [one.tokens for one in sent] == [33]
