@@ -19,7 +19,7 @@ import (
 func (a *Agent) source() admin.Source {
 	return admin.Source{
 		State: a.state, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready,
-		Set: a.sessions.set, Reset: a.resetStored, Tiers: a.tiers, Tail: a.events.Tail, Explain: a.world(),
+		Set: a.sessions.set, Reset: a.resetStored, Tiers: a.tiers, Explain: a.world(),
 		Hints: a.hints,
 	}
 }

@@ -96,7 +96,7 @@ Another program, kvbench, tests the agent without a GPU: mock engines, a recorde
 	}
 	root.SetFlagErrorFunc(settings.FlagError)
 	root.AddCommand(serveCommand(), statusCommand(), checkCommand(), setCommand(), cacheCommand(), explainCommand(),
-		recordCommand(), hintCommand(), eventsCommand(), versionCommand(), proofCommand(), moverCommand())
+		recordCommand(), hintCommand(), versionCommand(), proofCommand(), moverCommand())
 	return root
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -18,7 +17,7 @@ import (
 )
 
 func statusCommand() *cobra.Command {
-	var asJSON, watch bool
+	asJSON := false
 	dir := socketDirSetting()
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -26,17 +25,10 @@ func statusCommand() *cobra.Command {
 		Long: `Status asks the agent of a socket directory through admin.sock. It shows the connected engines and their
 missing ranks, the use of the pool, the hit rate of look-ups, the queues, and problems.`,
 		Example: `  kvagent status --socket-dir /run/kvagent
-  kvagent status --json | jq .hit_rate
-  kvagent status --watch`,
+  kvagent status --json | jq .hit_rate`,
 		Args:    settings.Args(cobra.NoArgs),
 		PreRunE: fill,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			switch {
-			case watch && asJSON:
-				return settings.Invalid(errors.New("watch, json: allowed: one of them"))
-			case watch:
-				return watchStatus(cmd.Context(), cmd.OutOrStdout(), *dir)
-			}
 			body, err := adminclient.New(*dir).Get(cmd.Context(), "/status")
 			if err != nil {
 				return err
@@ -46,7 +38,6 @@ missing ranks, the use of the pool, the hit rate of look-ups, the queues, and pr
 	}
 	addSocketDir(cmd, dir)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the agent's answer as JSON")
-	cmd.Flags().BoolVar(&watch, "watch", false, "refresh every two seconds until interrupted, with rates")
 	return cmd
 }
 
