@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -139,7 +138,7 @@ func (o *Orphans) strike(m Mover) (fd int, err error) {
 // replaced reports whether a process's number was reused. A hidden start time is no evidence of
 // that.
 func (m *Mover) replaced() bool {
-	n := began(m.PID)
+	n := dram.ProcessBegan(m.PID)
 	return n != 0 && m.Began != 0 && n != m.Began
 }
 
@@ -148,7 +147,7 @@ func (m *Mover) check() error {
 	if m.replaced() {
 		return unix.ESRCH
 	}
-	if n := began(m.PID); n != m.Began || n == 0 {
+	if n := dram.ProcessBegan(m.PID); n != m.Began || n == 0 {
 		return fmt.Errorf("process %d: its start time is not known", m.PID)
 	}
 	exe, err := exeOf(m.PID)
@@ -214,20 +213,7 @@ func (o *Orphans) await(ctx context.Context, m orphan, until time.Time) {
 // exiting reports whether every thread of a process has begun to exit. One that has not is blocked
 // in the kernel.
 func exiting(pid int) bool {
-	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if err != nil {
-		return true
-	}
-	for _, task := range tasks {
-		tid, err := strconv.Atoi(task.Name())
-		if err != nil {
-			continue
-		}
-		if _, flags, ok := processState(tid); ok && flags&flagExiting == 0 {
-			return false
-		}
-	}
-	return true
+	return everyThread(pid, func(_ string, flags uint64) bool { return flags&flagExiting != 0 })
 }
 
 // Running returns the processes that could not be ended.

@@ -67,7 +67,7 @@ func startSleeper(t *testing.T) (*exec.Cmd, Mover) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return cmd, Mover{Process{cmd.Process.Pid, began(cmd.Process.Pid)}, exe, mark, Process{1, 1}}
+	return cmd, Mover{Process{cmd.Process.Pid, dram.ProcessBegan(cmd.Process.Pid)}, exe, mark, Process{1, 1}}
 }
 
 // Nothing but the very process that was written down is killed.
@@ -79,8 +79,8 @@ func TestOnlyTheRecordedProcessIsEnded(t *testing.T) {
 		"exe":    func(m *Mover) { m.Exe.Ino++ },
 		"no exe": func(m *Mover) { m.Exe = fileID{} },
 		"mark":   func(m *Mover) { m.Mark = "0124" },
-		"self":   func(m *Mover) { m.PID, m.Began = os.Getpid(), began(os.Getpid()) },
-		"init":   func(m *Mover) { m.PID, m.Began = 1, began(1) },
+		"self":   func(m *Mover) { m.PID, m.Began = os.Getpid(), dram.ProcessBegan(os.Getpid()) },
+		"init":   func(m *Mover) { m.PID, m.Began = 1, dram.ProcessBegan(1) },
 	} {
 		other := m
 		change(&other)
@@ -115,7 +115,7 @@ func TestMoverThatIsLeftAlone(t *testing.T) {
 		"no right":    {func(*Mover) {}, func(int) error { return unix.EPERM }, true},
 		"killed":      {func(*Mover) {}, kill, false},
 		"replaced":    {func(m *Mover) { m.Began++ }, kill, false},
-		"init":        {func(m *Mover) { m.PID, m.Began = 1, began(1) }, kill, false},
+		"init":        {func(m *Mover) { m.PID, m.Began = 1, dram.ProcessBegan(1) }, kill, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd, m := startSleeper(t)

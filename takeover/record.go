@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/pool/dram"
 )
 
 // An agent that dies may leave blocked movers, which keep the pool's file locked and the engines'
@@ -79,7 +79,7 @@ func NewRecord(dir string, left []Mover, log *zap.Logger) (*Record, error) {
 	}
 	r := &Record{
 		path: filepath.Join(dir, socketdir.MoversFile), mark: hex.EncodeToString(mark[:]), log: log,
-		agent: Process{os.Getpid(), began(os.Getpid())}, file: File{Machine: machineID(), Namespace: namespaceID(),
+		agent: Process{os.Getpid(), dram.ProcessBegan(os.Getpid())}, file: File{Machine: machineID(), Namespace: namespaceID(),
 			Movers: left},
 	}
 	r.write()
@@ -93,13 +93,10 @@ func (r *Record) Env() string { return markEnv + "=" + r.mark }
 func (r *Record) Update(pid int, runs bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m Mover) bool {
-		return m.Agent == r.agent &&
-			m.PID == pid
-	})
+	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m Mover) bool { return m.Agent == r.agent && m.PID == pid })
 	if runs {
 		exe, _ := exeOf(pid) // unknown: the successor does not kill it then, and starts without the pool's file
-		r.file.Movers = append(r.file.Movers, Mover{Process{pid, began(pid)}, exe, r.mark, r.agent})
+		r.file.Movers = append(r.file.Movers, Mover{Process{pid, dram.ProcessBegan(pid)}, exe, r.mark, r.agent})
 	}
 	r.write()
 }
@@ -216,19 +213,6 @@ func namespaceID() uint64 {
 		return 0
 	}
 	return st.Ino
-}
-
-// began returns the start time of a process; 0: there is none.
-func began(pid int) uint64 {
-	words := processWords(strconv.Itoa(pid))
-	if words == nil {
-		return 0
-	}
-	n, err := strconv.ParseUint(words[22-3], 10, 64) // proc(5): field 22, of which 3 is the first word here
-	if err != nil {
-		return 0
-	}
-	return n
 }
 
 // exeOf returns the file that a process runs.

@@ -177,6 +177,26 @@ func ending(pid int) bool {
 
 // Exited reports whether a process has ended; it may still be a zombie.
 func Exited(pid int) bool {
+	return everyThread(pid, func(state string, _ uint64) bool { return state == "Z" || state == "X" })
+}
+
+// processState reads the state and the flags of a process or thread.
+func processState(pid int) (state string, flags uint64, ok bool) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", 0, false
+	}
+	// The process's name, before the last bracket, may hold anything.
+	words := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(words) < 7 {
+		return "", 0, false
+	}
+	flags, err = strconv.ParseUint(words[6], 10, 64)
+	return words[0], flags, err == nil
+}
+
+// everyThread reports whether a condition holds for all threads of a process that can be read.
+func everyThread(pid int, holds func(state string, flags uint64) bool) bool {
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
 		return true
@@ -186,33 +206,9 @@ func Exited(pid int) bool {
 		if err != nil {
 			continue
 		}
-		if state, _, ok := processState(tid); ok && state != "Z" && state != "X" {
+		if state, flags, ok := processState(tid); ok && !holds(state, flags) {
 			return false
 		}
 	}
 	return true
-}
-
-// processState reads the state and the flags of a process or thread.
-func processState(pid int) (state string, flags uint64, ok bool) {
-	words := processWords(strconv.Itoa(pid))
-	if words == nil {
-		return "", 0, false
-	}
-	flags, err := strconv.ParseUint(words[6], 10, 64)
-	return words[0], flags, err == nil
-}
-
-// processWords returns the words after a process's name, which may hold anything itself; nil: there
-// is no such process.
-func processWords(pid string) []string {
-	text, err := os.ReadFile("/proc/" + pid + "/stat")
-	if err != nil {
-		return nil
-	}
-	words := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	if len(words) < 20 {
-		return nil
-	}
-	return words
 }

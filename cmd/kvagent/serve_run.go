@@ -151,25 +151,17 @@ func (s *serveSettings) gpuNodes() ([]int, string) {
 	return node.NUMANodes()
 }
 
-// logPages logs the pool's page sizes once all its memory is populated.
+// logPages logs when all of the pool's memory is populated, and why its pages are not huge.
 func logPages(p *dram.Pool, log *zap.Logger) {
 	begin := time.Now()
 	if err := p.Populated(); err != nil {
 		log.Warn("the pool's memory is not fully populated", zap.Error(err))
 		return
 	}
-	info, took := p.Info(), time.Since(begin)
-	if p.Stats().Ready < info.Bytes {
-		return // the agent ends before that
+	if info := p.Info(); p.Stats().Ready == info.Bytes { // else the agent ends before that
+		log.Info("the pool's memory is populated", zap.Duration("took", time.Since(begin)),
+			zap.String("none_set_aside", info.PageReason), zap.String("none_made_up", info.Transparent))
 	}
-	huge, err := p.HugeBytes()
-	if err != nil {
-		log.Warn("the pool's pages are not known", zap.Error(err))
-		return
-	}
-	log.Info("pool's pages", zap.String("huge", settings.HumanSize(huge)),
-		zap.String("of", settings.HumanSize(info.Bytes)), zap.Duration("took", took),
-		zap.String("none_set_aside", info.PageReason), zap.String("none_made_up", info.Transparent))
 }
 
 // logPool logs the effect of the pool's settings, and the state of its file.
@@ -202,14 +194,11 @@ func logPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 		zap.Int("lost_headers", r.Lost), zap.Int("bad_pages", r.BadPages), zap.Duration("took", r.Took))
 }
 
-// logAbandoned logs other pool files in the directory that no agent uses: they hold memory.
+// logAbandoned logs other pool files in the directory that no agent uses: they hold memory until they
+// are removed.
 func logAbandoned(own string, log *zap.Logger) {
-	files, err := dram.ListFiles(filepath.Dir(own))
-	if err != nil {
-		return // the directory may be unreadable: the log line is only a hint
-	}
-	for i := range files {
-		if f := &files[i]; f.State == dram.Abandoned && f.Path != own {
+	for _, f := range dram.ListAbandoned(filepath.Dir(own)) {
+		if f.Path != own {
 			log.Warn("a pool file that no agent uses holds memory", zap.String("path", f.Path),
 				zap.String("size", settings.HumanSize(f.Allocated)),
 				zap.Duration("unused_for", f.Age.Round(time.Second)))

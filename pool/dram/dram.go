@@ -210,11 +210,6 @@ func (p *Pool) Arena() (base []byte, fd int) { return p.base, p.fd }
 // machine has no memory.
 func (p *Pool) Populated() error { return p.arena.Populated() }
 
-// HugeBytes returns how much of the arena lies on huge pages now, as the kernel reports: all of it
-// if they were reserved, else what the kernel merged by itself. It takes milliseconds for each 10
-// GiB.
-func (p *Pool) HugeBytes() (int64, error) { return p.arena.OnHuge() }
-
 // Close frees all memory. The arena must not be accessed any more; methods called later find
 // nothing.
 func (p *Pool) Close() error {
