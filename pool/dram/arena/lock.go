@@ -27,6 +27,10 @@ type HeldError struct {
 
 // Error names the process.
 func (e *HeldError) Error() string {
+	if e.Process == 0 {
+		return fmt.Sprintf("dram: %s: %v by an agent that ends, or by a process that it left (fuser names it)", e.Path,
+			ErrHeld)
+	}
 	text := fmt.Sprintf("dram: %s: %v by process %d", e.Path, ErrHeld, e.Process)
 	if own, _ := os.Hostname(); e.Host != own && e.Host != "" {
 		text += " on " + e.Host
