@@ -20,6 +20,7 @@
 package agent
 
 import (
+	"cmp"
 	"crypto/rand"
 	"fmt"
 	"sync"
@@ -83,12 +84,8 @@ type Agent struct {
 // New makes an agent of a pool and a device, which remain the caller's.
 func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Agent, error) {
 	capacity := p.Stats().Capacity
-	if cfg.LeaseBytes == 0 {
-		cfg.LeaseBytes = max(capacity/2, 1)
-	}
-	if err := cfg.validate(); err != nil {
-		return nil, err
-	}
+	cfg.LeaseBytes = cmp.Or(cfg.LeaseBytes, max(capacity/2, 1))
+	cfg.fill()
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, since: time.Now(),
 		metrics:  admin.NewMetrics(endReasons[:], panicPlaces[:]),

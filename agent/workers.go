@@ -57,7 +57,7 @@ func (w *workers) start(st *seat) error {
 	started, err := transfer.Start(transfer.Config{
 		Owner:  func() pool.Owner { return pool.Owner(st.owner.Load()) },
 		Device: w.device, Peer: st.peer, Slots: w.pool, Space: space, Spec: st.space.spec,
-		Held: st.layouts,
+		Held:      st.layouts,
 		Integrity: w.integrity, Sampling: w.sampling(st),
 		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.awaited(space) },
 		Refusable: !w.tiers,

@@ -5,7 +5,6 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/transfer"
 	"strings"
 	"testing"
@@ -86,17 +85,6 @@ func TestMismatchesAreLoggedNowAndThen(t *testing.T) {
 			t.Errorf("logged %v with %d not logged, last %q; want it logged with 2", log, silent, m.lastOne())
 		}
 	})
-}
-
-// TestVerifySampleIsChecked expects an error that names the key for each invalid value.
-func TestVerifySampleIsChecked(t *testing.T) {
-	p, err := dram.Open(dram.Options{Bytes: 1 << 20})
-	check(t, err)
-	defer func() { check(t, p.Close()) }()
-	_, err = New(Config{Dir: t.TempDir(), VerifySample: transfer.MaxSampleEvery + 1}, p, nil, nil)
-	if err == nil || !strings.Contains(err.Error(), "verify-sample: 1000000001, allowed: 0 (none) to 1000000000") {
-		t.Errorf("error %v", err)
-	}
 }
 
 // TestLanesOfEachGPU expects workers of one GPU to share lanes, and those of another GPU and of
