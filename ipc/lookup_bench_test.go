@@ -22,7 +22,7 @@ func BenchmarkLookupBesideLibzmq(b *testing.B) {
 			defer ours.Close()
 			r := LookupRequest{Form: FormOwn, HashLen: 32, Tokens: 1, Hashes: make([]byte, 32*hashes)}
 			var f Frames
-			if err := AppendRequest(&f, &r); err != nil {
+			if err := appendRequest(&f, &r); err != nil {
 				b.Fatal(err)
 			}
 			reply := AppendReply(nil, &r, echoHandler(&r, time.Time{}))

@@ -76,7 +76,7 @@ func TestLookupAllocations(t *testing.T) {
 	for _, form := range []Form{FormOwn, FormUpstream, FormAscend4, FormSimple} {
 		r := &LookupRequest{Form: form, HashLen: 32, Hashes: make([]byte, 32*2048), Tokens: 1}
 		ask := func() {
-			if _, err := l.AskForm(r, 5*time.Second); err != nil {
+			if _, err := l.askForm(r, 5*time.Second); err != nil {
 				t.Fatal(err)
 			}
 		}
