@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
@@ -113,8 +114,17 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 	return a, nil
 }
 
+// Rarely returns a log that writes one of like lines in ten seconds and drops the others: for what
+// a broken device or a client can repeat at any rate.
+func Rarely(log *zap.Logger) *zap.Logger {
+	return log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(c, 10*time.Second, 1, 0)
+	}))
+}
+
 // assemble makes the agent's parts and gives each its dependencies.
 func (a *Agent) assemble(limits share.Share) {
+	rare := Rarely(a.log)
 	a.registry = newRegistry(a.pool, &a.cfg.Limits, a.cfg.LeaseBytes)
 	a.deliveries = delivery.New(delivery.Config{
 		TTL: a.cfg.Peers.TransferTTL, Fetch: a.cfg.Peers.Fetch, Deliver: a.cfg.Peers.Deliver,
@@ -132,7 +142,7 @@ func (a *Agent) assemble(limits share.Share) {
 		registry: a.registry, metrics: a.metrics, log: a.log, events: a.events, history: a.cfg.History,
 	}
 	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, a.log)
-	a.workers = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, a.log)
+	a.workers = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, rare)
 	a.sockets = newLookupSockets(&a.cfg, limits.Peers, &answers{
 		boot: a.boot, index: a.pool, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
 		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait,
@@ -140,14 +150,14 @@ func (a *Agent) assemble(limits share.Share) {
 		checker: ready.Checker{
 			Slots: a.pool, Arena: a.workers.arena, Sums: a.cfg.Integrity == transfer.Full, MaxBytes: ready.MaxBytes,
 		},
-		history: a.cfg.History, log: a.log,
+		history: a.cfg.History, log: a.log, rare: rare,
 	})
 	a.memory = &memory{
 		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending,
 		log: a.log,
 	}
 	a.sessions = &sessions{
-		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, leaseBytes: a.cfg.LeaseBytes, log: a.log,
+		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, leaseBytes: a.cfg.LeaseBytes, log: a.log, rare: rare,
 		places:   connlimit.ForUsers(limits.Sessions),
 		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs,
 		workers: a.workers, memory: a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,

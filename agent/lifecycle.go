@@ -49,7 +49,6 @@ func (a *Agent) Start() (err error) {
 	a.owned.Go(func() { a.watchdog.run(a.cfg.Limits.Watch, a.stop) })
 	a.owned.Go(a.sweep)
 	a.owned.Go(a.expire)
-	a.sockets.start()
 	if err = a.sockets.openOwn(); err != nil {
 		return err
 	}
@@ -102,7 +101,7 @@ func (a *Agent) Close() {
 			a.closed("session socket", a.listener.Close())
 		}
 		a.sessions.end(endShutdown, ipc.ErrCodeShutdown, errShutdown)
-		a.closed("look-up sockets", a.sockets.close())
+		a.sockets.close()
 		if a.cfg.Peers.Leave != nil {
 			a.closed("fetches from other agents", a.cfg.Peers.Leave())
 		}

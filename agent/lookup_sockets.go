@@ -16,6 +16,7 @@ import (
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
+	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/lookup"
@@ -41,9 +42,8 @@ type lookupSockets struct {
 	answers     *answers
 	dir         string
 	socketGroup int
-	most        int          // at once
-	peers       int64        // connections at once, to all sockets together
-	context     *ipc.Context // from start to close
+	most        int              // at once
+	peers       *connlimit.Limit // connections to all sockets together
 
 	mu     sync.Mutex
 	byName map[string]*lookupSock
@@ -68,20 +68,15 @@ type answers struct {
 	fetches    bool   // other agents can be asked
 	epochOf    func(pool.SpaceID) uint32
 	history    *history.History // nil: nothing is remembered
-	log        *zap.Logger
+	log, rare  *zap.Logger
 }
 
 func newLookupSockets(cfg *Config, peers int64, from *answers) *lookupSockets {
 	return &lookupSockets{
-		answers: from, dir: cfg.Dir, socketGroup: cfg.SocketGroup, most: cfg.Limits.Sockets, peers: peers,
+		answers: from, dir: cfg.Dir, socketGroup: cfg.SocketGroup, most: cfg.Limits.Sockets,
+		peers:  connlimit.ForUsers(int(peers)),
 		byName: make(map[string]*lookupSock),
 	}
-}
-
-// start makes the context that sockets need.
-func (l *lookupSockets) start() {
-	l.context = ipc.NewContext()
-	l.context.LimitPeers(l.peers)
 }
 
 // openOwn opens lookup.sock, which stays open as long as the agent.
@@ -120,8 +115,8 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 	}
 	k := &lookupSock{answers: l.answers, name: name, fp: fp, seats: make(map[*seat]struct{})}
 	k.engines.Store(&[]*engine{})
-	server, err := l.context.ListenLookup(ipc.LookupOptions{
-		Dir: l.dir, Name: name, SocketGroup: l.socketGroup, Boot: l.answers.boot,
+	server, err := ipc.ListenLookup(ipc.LookupOptions{
+		Dir: l.dir, Name: name, SocketGroup: l.socketGroup, Boot: l.answers.boot, Peers: l.peers,
 		OnMalformed: k.malformed, OnUnsent: k.unsent, OnPanic: k.panicked,
 		OnAnswered: k.answered,
 	}, k.handle)
@@ -150,17 +145,13 @@ func (l *lookupSockets) drop(st *seat) {
 	}
 }
 
-// close closes all sockets and the context.
-func (l *lookupSockets) close() error {
+// close closes all sockets.
+func (l *lookupSockets) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range l.byName {
 		l.closeLocked(k)
 	}
-	if l.context == nil {
-		return nil
-	}
-	return l.context.Close()
 }
 
 func (l *lookupSockets) closeLocked(k *lookupSock) {
@@ -201,9 +192,9 @@ func (l *lookupSockets) counters() ipc.LookupCounters {
 	return sum
 }
 
-// malformed logs a request that the server could not read; the server bounds the rate.
-func (k *lookupSock) malformed(err error, skipped uint64) {
-	k.log.Warn("malformed look-up", zap.String("socket", k.name), zap.Error(err), zap.Uint64("not_logged", skipped))
+// malformed logs a request that the server could not read.
+func (k *lookupSock) malformed(err error) {
+	k.rare.Warn("malformed look-up", zap.String("socket", k.name), zap.Error(err))
 }
 
 // unsent takes back the lease of an answer that could not be sent. Its number is unknown to any

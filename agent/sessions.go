@@ -34,7 +34,7 @@ type sessions struct {
 	limits     *Limits
 	places     *connlimit.Limit
 	leaseBytes int64 // cap of one engine's leases
-	log        *zap.Logger
+	log, rare  *zap.Logger
 
 	registry *registry
 	ledger   *lease.Ledger
@@ -76,7 +76,7 @@ func (all *sessions) accept(l *ipc.SessionListener, stop <-chan struct{}) {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			all.log.Error("session not accepted", zap.Error(err))
+			all.rare.Error("session not accepted", zap.Error(err))
 			pause := time.NewTimer(acceptPause)
 			select {
 			case <-pause.C:

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -29,21 +29,21 @@ type workers struct {
 	pacers    *pace.Devices
 	awaited   func(pool.SpaceID) bool // whether an engine waits for blocks of a space
 	tiers     bool                    // tiers below memory are to have what is saved
-	log       *zap.Logger
+	rare      *zap.Logger
 
-	every      uint32 // one block in so many is checked end to end; 0: none
-	seed       uint64
-	arena      []byte // the pool's, as mapped in this process
-	mismatches mismatches
+	every    uint32 // one block in so many is checked end to end; 0: none
+	seed     uint64
+	arena    []byte                 // the pool's, as mapped in this process
+	mismatch atomic.Pointer[string] // the last one; nil: there was none
 }
 
 func newWorkers(
-	cfg *Config, p pool.Memory, device cudaipc.Device, awaited func(pool.SpaceID) bool, boot [16]byte, log *zap.Logger,
+	cfg *Config, p pool.Memory, device cudaipc.Device, awaited func(pool.SpaceID) bool, boot [16]byte, rare *zap.Logger,
 ) *workers {
 	w := &workers{
 		device: device, pool: p, integrity: cfg.Integrity, limits: cfg.Limits.Transfer, perGPU: cfg.Lanes,
 		lanes: map[cudaipc.UUID]*transfer.Lanes{}, pacers: pace.NewDevices(cfg.Pace, cfg.CPUPacer), awaited: awaited,
-		log:   log,
+		rare:  rare,
 		every: cfg.VerifySample, seed: binary.LittleEndian.Uint64(boot[:8]),
 	}
 	w.arena, _ = p.Arena()
@@ -64,8 +64,6 @@ func (w *workers) start(st *seat) error {
 		Limits:    w.limits, Complete: st.session.complete,
 	})
 	if err != nil {
-		w.log.Error("worker not started", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
-			zap.Error(err))
 		return fmt.Errorf("segments: %w", err)
 	}
 	st.steps.Store(pacer.Engine())
@@ -93,65 +91,31 @@ func (w *workers) lanesLocked(gpu cudaipc.UUID) *transfer.Lanes {
 	return l
 }
 
-// mismatchEvery is the least time between two logged mismatches; those in between are counted in
-// the next line.
-const mismatchEvery = 10 * time.Second
-
-// mismatches keeps the last mismatch and limits the rate of its log line.
-type mismatches struct {
-	mu     sync.Mutex
-	last   string // empty: there was none
-	logged time.Time
-	silent int // since then
-}
-
-// record keeps a mismatch, and reports whether to log it and how many were not logged before it.
-func (m *mismatches) record(text string, now time.Time) (log bool, silent int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.last = text
-	if !m.logged.IsZero() && now.Sub(m.logged) < mismatchEvery {
-		m.silent++
-		return false, 0
-	}
-	silent, m.logged, m.silent = m.silent, now, 0
-	return true, silent
-}
-
-func (m *mismatches) lastOne() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.last
-}
-
 // sampling returns the end-to-end check of a worker's blocks.
 func (w *workers) sampling(st *seat) transfer.Sampling {
 	return transfer.Sampling{
 		Every: w.every, Seed: w.seed + uint64(st.peer), Arena: w.arena,
-		Mismatch: func(m transfer.Mismatch) { w.mismatch(st, &m) },
+		Mismatch: func(m transfer.Mismatch) { w.mismatched(st, &m) },
 	}
 }
 
-// mismatch records and logs that a block's bytes differ between an engine and the pool. The block
+// mismatched records and logs that a block's bytes differ between an engine and the pool. The block
 // has been dropped already.
-func (w *workers) mismatch(st *seat, m *transfer.Mismatch) {
+func (w *workers) mismatched(st *seat, m *transfer.Mismatch) {
 	op := [...]string{transfer.Save: "save", transfer.Load: "load"}[m.Kind]
 	hash, engine, slot := hex.EncodeToString(m.Hash), fmt.Sprintf("%08x", m.Engine), fmt.Sprintf("%08x", m.Slot)
 	text := fmt.Sprintf("%s of %s of instance %q: group %d, block %s (the engine's %d): "+
 		"the engine's memory has the sum %s, the pool %s",
 		op, placeName(st.role, st.rank), st.engine.instance, m.Group, hash, m.Block, engine, slot)
-	now := time.Now()
-	log, silent := w.mismatches.record(fmt.Sprintf("%s: %s", now.UTC().Format(time.RFC3339), text), now)
-	if !log {
-		return
-	}
-	w.log.Error("a block has other bytes in the engine than in the pool: it is dropped, and the worker's "+
+	text = fmt.Sprintf("%s: %s", time.Now().UTC().Format(time.RFC3339), text)
+	w.mismatch.Store(&text)
+	w.rare.Error("a block has other bytes in the engine than in the pool: it is dropped, and the worker's "+
 		"next blocks are all checked; the cause is a broken copy, or broken memory",
 		zap.String("op", op), zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
 		zap.Uint8("group", m.Group), zap.String("hash", hash),
 		zap.Uint32("block", m.Block), zap.String("sum_in_engine", engine), zap.String("sum_in_pool", slot),
 		zap.Uint64("job", m.Job),
-		zap.String("status", admin.StatusNames[m.Status]), zap.Int("not_logged_before", silent))
+		zap.String("status", admin.StatusNames[m.Status]))
 }
 
 // setBudget serves BUDGET, which a registered worker may send once. An agent that cannot keep to it

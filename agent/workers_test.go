@@ -8,8 +8,6 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 )
 
 // TestMismatchIsAnAlarm has a device that copies wrongly and does not report it. It expects the
@@ -65,26 +63,6 @@ func (r *rig) wantMetric(line string) {
 	if text := r.metricsText(); !strings.Contains(text, line+"\n") {
 		r.t.Errorf("metrics have no line %q", line)
 	}
-}
-
-// TestMismatchesAreLoggedNowAndThen expects at most one line in mismatchEvery, with the number of
-// mismatches that had none.
-func TestMismatchesAreLoggedNowAndThen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var m mismatches
-		for i, want := range []struct {
-			log    bool
-			silent int
-		}{{true, 0}, {false, 0}, {false, 0}} {
-			if log, silent := m.record(fmt.Sprint(i), time.Now()); log != want.log || silent != want.silent {
-				t.Errorf("%d: logged %v with %d, want %+v", i, log, silent, want)
-			}
-		}
-		time.Sleep(mismatchEvery)
-		if log, silent := m.record("last", time.Now()); !log || silent != 2 || m.lastOne() != "last" {
-			t.Errorf("logged %v with %d not logged, last %q; want it logged with 2", log, silent, m.lastOne())
-		}
-	})
 }
 
 // TestLanesOfEachGPU expects workers of one GPU to share lanes, and those of another GPU and of

@@ -15,10 +15,9 @@ import (
 
 // lookupPeer is one connection of a look-up socket. Its goroutine owns it.
 type lookupPeer struct {
-	s  *LookupServer
-	nc *net.UnixConn
-	// places are those of the server and of its context.
-	places [2]*connlimit.Place
+	s      *LookupServer
+	nc     *net.UnixConn
+	places []*connlimit.Place // among the server's, and those of several servers
 	raw    syscall.RawConn
 
 	in      zmtpReader

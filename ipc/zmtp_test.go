@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -54,8 +55,7 @@ func closed(t *testing.T, nc net.Conn) []byte {
 
 // A stream that is not ZMTP, too large, or endless costs its own connection, and no other.
 func TestLookupHostilePeers(t *testing.T) {
-	c := testContext(t)
-	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
+	s := serveLookups(t, socketDir(t), "lookup", echoHandler)
 	l := dialLookup(t, s.Path())
 	defer l.Close()
 	hash := run(0, 32)
@@ -109,8 +109,7 @@ func TestLookupHostilePeers(t *testing.T) {
 }
 
 func TestLookupHandshakeRefused(t *testing.T) {
-	c := testContext(t)
-	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
+	s := serveLookups(t, socketDir(t), "lookup", echoHandler)
 	curve, old := zmtpGreeting, zmtpGreeting
 	copy(curve[greetingName:], "CURVE")
 	old[greetingVersion] = 2
@@ -144,8 +143,7 @@ func TestLookupHandshakeRefused(t *testing.T) {
 
 // A PING is answered with its context, also between the frames of a message.
 func TestLookupPing(t *testing.T) {
-	c := testContext(t)
-	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
+	s := serveLookups(t, socketDir(t), "lookup", echoHandler)
 	nc := dialRaw(t, s.Path())
 	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: Version})[0]
 	ping, want := zmtpFrame(zmtpCommand, []byte("\x04PING\x00\x0ahere")), zmtpFrame(zmtpCommand, []byte("\x04PONGhere"))
@@ -162,9 +160,8 @@ func TestLookupPing(t *testing.T) {
 
 // Requests that were sent before Close are answered; peers that are silent do not delay it.
 func TestLookupCloseAnswers(t *testing.T) {
-	c := testContext(t)
 	asked, goOn := make(chan struct{}), make(chan struct{})
-	s := serveLookups(t, c, socketDir(t), "lookup", func(r *LookupRequest, _ time.Time) LookupReply {
+	s := serveLookups(t, socketDir(t), "lookup", func(r *LookupRequest, _ time.Time) LookupReply {
 		close(asked)
 		<-goOn
 		return LookupReply{Tokens: 7}
@@ -193,8 +190,7 @@ func TestLookupCloseAnswers(t *testing.T) {
 // More peers than allowed: the further one is closed, and one is free when another leaves. Those
 // that say nothing give way.
 func TestLookupPeers(t *testing.T) {
-	c := testContext(t)
-	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
+	s := serveLookups(t, socketDir(t), "lookup", echoHandler)
 	var all []net.Conn
 	for range MaxLookupPeers {
 		all = append(all, dialRaw(t, s.Path()))
@@ -245,17 +241,15 @@ func letIn(t *testing.T, s *LookupServer) {
 	}
 }
 
-// The sockets of one context share what connections it may have: one socket's clients do not take
+// Sockets may share what connections they may have: one socket's clients do not take
 // the descriptors of all.
 func TestLookupPeersOfAllSockets(t *testing.T) {
-	c := testContext(t)
-	c.LimitPeers(3)
-	dir := socketDir(t)
-	one, two := serveLookups(t, c, dir, "one", echoHandler), serveLookups(t, c, dir, "two", echoHandler)
+	peers, dir := connlimit.ForUsers(3), socketDir(t)
+	one, two := serveShared(t, peers, dir, "one", echoHandler), serveShared(t, peers, dir, "two", echoHandler)
 	first := dialRaw(t, one.Path())
 	dialRaw(t, one.Path())
 	dialRaw(t, two.Path())
-	pooltest.Until(t, "all are clients", func() bool { return c.peers.Held() == 3 })
+	pooltest.Until(t, "all are clients", func() bool { return peers.Held() == 3 })
 	turnedAway(t, two)
 	if n := two.Counters().Dropped; n != 1 {
 		t.Errorf("%d connections dropped, want 1", n)

@@ -119,7 +119,11 @@ func serveError(err error) error {
 
 func openPool(s *serveSettings, h *history.History, log *zap.Logger) (*dram.Pool, error) {
 	o := dram.Options{Bytes: s.pool, Policy: evict.Named(s.eviction), Path: s.dramPath, Left: h.Left}
-	o.BadPage = (&badPages{log: log}).tell
+	rare := agent.Rarely(log)
+	o.BadPage = func(page dram.BadPage) {
+		rare.Error("a page of the pool cannot be read: it is not used any more", zap.Int64("offset", page.Off),
+			zap.Int64("bytes", page.Bytes), zap.Int("blocks_dropped", page.Dropped), zap.Int64("bad_pages", page.Pages))
+	}
 	o.FileFaults = func(total uint64) {
 		log.Error("pages of the pool's file cannot be read or written: the next start loses the blocks that they "+
 			"describe",
@@ -233,40 +237,6 @@ func untilSignal(ctx context.Context, log *zap.Logger) (first, second context.Co
 		endFirst()
 		endSecond()
 	}
-}
-
-// badPagesEvery is the shortest time between two lines about bad pages.
-const badPagesEvery = time.Second
-
-// badPages logs pages of the pool that cannot be read.
-type badPages struct {
-	log *zap.Logger
-
-	mu    sync.Mutex
-	last  time.Time
-	quiet int // pages since then that were not logged
-}
-
-func (b *badPages) tell(page dram.BadPage) {
-	quiet, now := b.next(time.Now())
-	if !now {
-		return
-	}
-	b.log.Error("a page of the pool cannot be read: it is not used any more",
-		zap.Int64("offset", page.Off), zap.Int64("bytes", page.Bytes), zap.Int("blocks_dropped", page.Dropped),
-		zap.Int64("bad_pages", page.Pages), zap.Int("not_told", quiet))
-}
-
-// next reports whether a line may be logged now, and how many were suppressed since the last one.
-func (b *badPages) next(now time.Time) (quiet int, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.last.IsZero() && now.Sub(b.last) < badPagesEvery {
-		b.quiet++
-		return 0, false
-	}
-	quiet, b.quiet, b.last = b.quiet, 0, now
-	return quiet, true
 }
 
 // heapFloor is the size of a heap object that is never touched, bytes; it costs only address space.
