@@ -65,7 +65,6 @@ type Agent struct {
 	epochs   *epochs
 	workers  *workers
 	inflight *jobCounter
-	watchdog *watchdog
 	memory   *memory
 
 	deliveries    *delivery.Table
@@ -76,8 +75,8 @@ type Agent struct {
 	listener *ipc.SessionListener
 	view     *admin.View
 	web      *admin.Server
-	owned    sync.WaitGroup // goroutines: accept, watchdog, sweep
-	stop     chan struct{}  // closed to end the watchdog and sweep
+	owned    sync.WaitGroup // goroutines: accept, sweep, expire
+	stop     chan struct{}  // closed to end sweep and expire
 	ready    atomic.Bool
 	closing  sync.Once
 }
@@ -141,7 +140,6 @@ func (a *Agent) assemble(limits share.Share) {
 	a.epochs = &epochs{
 		registry: a.registry, metrics: a.metrics, log: a.log, events: a.events, history: a.cfg.History,
 	}
-	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, a.log)
 	a.workers = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, rare)
 	a.sockets = newLookupSockets(&a.cfg, limits.Peers, &answers{
 		boot: a.boot, index: a.pool, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,

@@ -61,7 +61,7 @@ type Limits struct {
 	Parts       time.Duration // from REGISTER to the last of its parts
 	Predecessor time.Duration // longest wait of a REGISTER for the teardown of the same rank's previous session
 	Stuck       time.Duration // a worker's step older than this fails /livez
-	Watch       time.Duration // interval of the watchdog
+	Watch       time.Duration // interval at which what has reached its time ends
 	Handler     time.Duration // one HTTP request
 	// longest wait of a look-up for tiers below memory; a deadline in the own form may shorten it
 	AskWait time.Duration
