@@ -211,7 +211,7 @@ func (c *Conn) receive(idle time.Duration) (msg any, fds []int, err error) {
 		msg, err = Decode(c.Version(), frame)
 	}
 	if err == nil && descriptors(msg) != len(fds) {
-		err = &MalformedError{ReasonDescriptors, messageNames[frame[1]], "descriptors",
+		err = &MalformedError{ReasonDescriptors, messages[frame[1]].name, "descriptors",
 			fmt.Sprintf("%d came, the message names %d", len(fds), descriptors(msg))}
 	}
 	if err == nil {
