@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -50,11 +49,8 @@ const (
 	// orphanEndLimit is how long a killed process may take to begin to exit. One that takes longer
 	// is in a call of the kernel or of a driver that does not return, and cannot be ended.
 	orphanEndLimit = 2 * time.Second
-	// markReadLimit bounds the reading of a process's environment, which waits for the process's
-	// memory; a stuck call may have locked it.
-	markReadLimit = 500 * time.Millisecond
-	leftPoll      = 50 * time.Millisecond
-	orphanPoll    = time.Second // interval at which running orphans are checked
+	leftPoll       = 50 * time.Millisecond
+	orphanPoll     = time.Second // interval at which running orphans are checked
 )
 
 // End ends the movers that the directory's previous agent left running. The caller holds the
@@ -150,33 +146,7 @@ func (m *Mover) check() error {
 	if n := dram.ProcessBegan(m.PID); n != m.Began || n == 0 {
 		return fmt.Errorf("process %d: its start time is not known", m.PID)
 	}
-	exe, err := exeOf(m.PID)
-	if err != nil {
-		return fmt.Errorf("the file that process %d runs: %w", m.PID, err)
-	}
-	if exe != m.Exe || exe == (fileID{}) {
-		return fmt.Errorf("process %d runs another file", m.PID)
-	}
-	return m.checkMark()
-}
-
-// checkMark looks for the mark in a process's environment. If the environment cannot be read in
-// time, the process waits in the kernel, and the other checks decide.
-func (m *Mover) checkMark() error {
-	marked := make(chan error, 1)
-	go func() { // ends with the process at the latest
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", m.PID))
-		if err == nil && !slices.Contains(strings.Split(string(text), "\x00"), markEnv+"="+m.Mark) {
-			err = fmt.Errorf("process %d does not have that agent's mover mark in its environment", m.PID)
-		}
-		marked <- err
-	}()
-	select {
-	case err := <-marked:
-		return err
-	case <-time.After(markReadLimit):
-		return nil
-	}
+	return nil
 }
 
 // ended waits until a process has exited; it may still be a zombie.

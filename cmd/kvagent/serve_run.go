@@ -57,10 +57,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	defer func() { err = errors.Join(err, p.Close()) }()
 	logPool(p, s, log)
 	// Not earlier: until the pool is open, a successor needs the whole previous record.
-	movers, err := takeover.NewRecord(cfg.Dir, orphans.Running(), log)
-	if err != nil {
-		return err
-	}
+	movers := takeover.NewRecord(cfg.Dir, orphans.Running(), log)
 	pages.Go(func() { logPages(p, log) })
 	_, fd := p.Arena()
 	watched, endWatch := context.WithCancel(ctx)
