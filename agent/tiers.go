@@ -24,30 +24,16 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 	}
 	k.asked = k.asked[:0]
 	for i := range rules.Groups {
-		if !asksFor(req.Groups, uint8(i)) {
-			continue
+		if q.Asks(uint8(i)) {
+			h := rules.Blocks(q.Hashes, uint8(i), uint64(q.HBMTokens), // skip the engine's own blocks
+				min(uint64(q.Tokens), uint64(q.Hashes.N)*uint64(rules.HashTokens)))
+			k.asked = append(k.asked, pool.Asked{Group: uint8(i), Hashes: h, Sparse: rules.Groups[i].Window != 0})
 		}
-		g := &rules.Groups[i]
-		scale := int(g.BlockTokens / rules.HashTokens)
-		h := q.Hashes
-		h.First, h.Step, h.N = scale-1, scale,
-			int(min(uint64(q.Tokens), uint64(h.N)*uint64(rules.HashTokens))/uint64(g.BlockTokens))
-		own := min(int(q.HBMTokens/g.BlockTokens), h.N) // skip the engine's own blocks
-		k.asked = append(k.asked, pool.Asked{Group: uint8(i), Hashes: h.Slice(own, h.N), Sparse: g.Window != 0})
 	}
 	if anew {
 		return k.tiers.AskAnew(rules.ID, k.asked, start.Add(within))
 	}
 	return k.tiers.Ask(rules.ID, k.asked, start.Add(within))
-}
-
-func asksFor(groups []uint8, g uint8) bool {
-	for _, asked := range groups {
-		if asked == g {
-			return true
-		}
-	}
-	return len(groups) == 0
 }
 
 // hint starts fetching what a probe found in lower tiers, because its client is likely to reserve
@@ -143,21 +129,19 @@ func (k *lookupSock) fetching(req *ipc.LookupRequest, rules *lookup.Space, most 
 	return k.deliveries.Start(&delivery.Request{
 		Peer: req.Peer, Name: string(req.Transfer), Early: req.Early,
 		Fingerprint: sp.fp, Space: rules.ID, Epoch: k.epochOf(rules.ID), Shards: sp.spec.Shards,
-		Chains: k.lacking(req, rules, most),
+		Chains: k.lacking(rules, most),
 	}, req.Session)
 }
 
 // lacking returns the blocks up to most tokens that this agent has not, in memory of their own.
-func (k *lookupSock) lacking(req *ipc.LookupRequest, rules *lookup.Space, most uint32) (chains []delivery.Chain) {
+func (k *lookupSock) lacking(rules *lookup.Space, most uint32) (chains []delivery.Chain) {
 	left := maxFetchBlocks
 	for i := range rules.Groups {
-		if !asksFor(req.Groups, uint8(i)) {
+		if !k.query.Asks(uint8(i)) {
 			continue
 		}
 		g := &rules.Groups[i]
-		scale := int(g.BlockTokens / rules.HashTokens)
-		h := k.query.Hashes
-		h.First, h.Step, h.N = scale-1, scale, int(most/g.BlockTokens)
+		h := rules.Blocks(k.query.Hashes, uint8(i), 0, uint64(most))
 		own := min(int(k.query.HBMTokens/g.BlockTokens), h.N)
 		chains = delivery.Lacking(chains, k.index, rules.ID, uint8(i), h, own, g.Window != 0, &left)
 	}
