@@ -53,6 +53,7 @@ type Agent struct {
 	tiers  pool.Tiers // the same pool if it has tiers below its memory, else nil
 	device cudaipc.Device
 	log    *zap.Logger
+	rare   *zap.Logger // see Rarely
 	boot   [16]byte
 	since  time.Time
 
@@ -62,7 +63,6 @@ type Agent struct {
 	sockets  *lookupSockets
 	sessions *sessions
 	switches *switches
-	epochs   *epochs
 	workers  *workers
 	inflight *jobCounter
 	memory   *memory
@@ -87,7 +87,7 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 	cfg.LeaseBytes = cmp.Or(cfg.LeaseBytes, max(capacity/2, 1))
 	cfg.fill()
 	a := &Agent{
-		cfg: cfg, pool: p, device: device, log: log, since: time.Now(),
+		cfg: cfg, pool: p, device: device, log: log, rare: Rarely(log), since: time.Now(),
 		metrics:  admin.NewMetrics(endReasons[:], panicPlaces[:]),
 		switches: newSwitches(), inflight: &jobCounter{}, stop: make(chan struct{}),
 	}
@@ -123,7 +123,6 @@ func Rarely(log *zap.Logger) *zap.Logger {
 
 // assemble makes the agent's parts and gives each its dependencies.
 func (a *Agent) assemble(limits share.Share) {
-	rare := Rarely(a.log)
 	a.registry = newRegistry(a.pool, &a.cfg.Limits, a.cfg.LeaseBytes)
 	a.deliveries = delivery.New(delivery.Config{
 		TTL: a.cfg.Peers.TransferTTL, Fetch: a.cfg.Peers.Fetch, Deliver: a.cfg.Peers.Deliver,
@@ -137,30 +136,19 @@ func (a *Agent) assemble(limits share.Share) {
 		storage = a.tiers.Storage()
 	}
 	a.events = events.New(a.pool, storage, a.cfg.Tokens, a.log)
-	a.epochs = &epochs{
-		registry: a.registry, metrics: a.metrics, log: a.log, events: a.events, history: a.cfg.History,
-	}
-	a.workers = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, rare)
+	a.workers = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, a.rare)
 	a.sockets = newLookupSockets(&a.cfg, limits.Peers, &answers{
-		boot: a.boot, index: a.pool, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
-		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait,
-		deliveries: a.deliveries, peer: a.cfg.Peers.Address, fetches: a.cfg.Peers.Fetch != nil, epochOf: a.pool.Epoch,
+		Agent: a, index: a.pool,
 		checker: ready.Checker{
 			Slots: a.pool, Arena: a.workers.arena, Sums: a.cfg.Integrity == transfer.Full, MaxBytes: ready.MaxBytes,
 		},
-		history: a.cfg.History, log: a.log, rare: rare,
 	})
 	a.memory = &memory{
 		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending,
 		log: a.log,
 	}
 	a.sessions = &sessions{
-		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, leaseBytes: a.cfg.LeaseBytes, log: a.log, rare: rare,
-		places:   connlimit.ForUsers(limits.Sessions),
-		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs,
-		workers: a.workers, memory: a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
-		deliveries: a.deliveries, hints: a.hints, events: a.events, history: a.cfg.History, peer: a.cfg.Peers.Address,
-		last: firstSession(a.boot), open: make(map[uint64]*session),
+		Agent: a, places: connlimit.ForUsers(limits.Sessions), last: firstSession(a.boot), open: make(map[uint64]*session),
 	}
 }
 

@@ -40,7 +40,7 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 	}
 	h := &heldLoad{seat: st, job: *job, sections: sections}
 	b := &st.held
-	if !b.add(h, s.owner.limits.Transfer.Queue) {
+	if !b.add(h, s.owner.cfg.Limits.Transfer.Queue) {
 		return false, true
 	}
 	s.owner.inflight.add()
@@ -58,7 +58,7 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 		return false, false
 	}
 	s.owner.metrics.LoadsHeld.Add(1)
-	b.arm(h, forget, s.owner.limits.Transfer.EventWait)
+	b.arm(h, forget, s.owner.cfg.Limits.Transfer.EventWait)
 	return true, false
 }
 

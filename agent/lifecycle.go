@@ -38,7 +38,7 @@ func (a *Agent) Start() (err error) {
 	}
 	a.pool.SetPressure(a.ledger.Revoke)
 	if a.tiers != nil {
-		a.tiers.OnAdopted(a.epochs.adopted)
+		a.tiers.OnAdopted(a.adopted)
 	}
 	a.owned.Go(a.sweep)
 	a.owned.Go(a.expire)

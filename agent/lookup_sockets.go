@@ -6,15 +6,10 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/contain"
-	"github.com/kvagent/kvagent/agent/delivery"
-	"github.com/kvagent/kvagent/agent/history"
-	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
@@ -50,25 +45,11 @@ type lookupSockets struct {
 	past   ipc.LookupCounters // of sockets that are closed
 }
 
-// answers holds what all look-up sockets share to answer requests.
+// answers is what all look-up sockets answer requests from.
 type answers struct {
-	boot       [16]byte
-	index      pool.Index // the pool
-	tiers      pool.Tiers // the same, if it has tiers below its memory; nil: none
-	registry   *registry
-	ledger     *lease.Ledger
-	checker    ready.Checker
-	epochs     *epochs
-	switches   *switches
-	metrics    *admin.Metrics
-	leaseBytes int64         // cap of one engine's leases
-	askWait    time.Duration // longest wait for tiers
-	deliveries *delivery.Table
-	peer       string // this agent's address for other agents
-	fetches    bool   // other agents can be asked
-	epochOf    func(pool.SpaceID) uint32
-	history    *history.History // nil: nothing is remembered
-	log, rare  *zap.Logger
+	*Agent
+	index   pool.Index // the pool
+	checker ready.Checker
 }
 
 func newLookupSockets(cfg *Config, peers int64, from *answers) *lookupSockets {

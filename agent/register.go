@@ -32,7 +32,7 @@ func (s *session) registerLocked(m *ipc.Register) error {
 		return unexpected("REGISTER", "req", "the session has a registration, allowed is one until UNREGISTER")
 	}
 	s.mu.skipped = registration.Left{}
-	err := registration.Check(m, s.owner.dir)
+	err := registration.Check(m, s.owner.cfg.Dir)
 	if err == nil && s.owner.switches.draining() {
 		err = errors.New("the agent is shutting down")
 	}
@@ -45,9 +45,9 @@ func (s *session) registerLocked(m *ipc.Register) error {
 		return nil
 	}
 	s.mu.reg = &registering{Gathering: registration.New(m), seat: st,
-		timer: time.AfterFunc(s.owner.limits.Parts, func() {
+		timer: time.AfterFunc(s.owner.cfg.Limits.Parts, func() {
 			s.terminate(endLimit, ipc.ErrCodeLimit,
-				fmt.Errorf("the parts of REGISTER did not come within %v", s.owner.limits.Parts))
+				fmt.Errorf("the parts of REGISTER did not come within %v", s.owner.cfg.Limits.Parts))
 		})}
 	s.completeLocked()
 	return nil

@@ -174,7 +174,7 @@ func (a *Agent) resetStored(fp pool.Fingerprint) (now admin.CacheSpace, stored b
 	if sp == nil {
 		return now, false, nil
 	}
-	if _, err := a.epochs.reset(sp, nil, "the operator"); err != nil {
+	if _, err := a.resetSpace(sp, nil, "the operator"); err != nil {
 		if errors.Is(err, errSpaceClosed) {
 			err = nil
 		}
@@ -192,7 +192,7 @@ func (r *registry) space(fp pool.Fingerprint) *space {
 
 // answered remembers a look-up. The peer has its answer.
 func (k *lookupSock) answered(req *ipc.LookupRequest, reply *ipc.LookupReply) {
-	if k.history == nil {
+	if k.cfg.History == nil {
 		return
 	}
 	fp, hashTokens := pool.Fingerprint(req.Space), uint32(0)
@@ -202,7 +202,7 @@ func (k *lookupSock) answered(req *ipc.LookupRequest, reply *ipc.LookupReply) {
 	if sp := k.registry.view.Load().spaces[fp]; sp != nil {
 		hashTokens = sp.hashTokens
 	}
-	k.history.Answered(fp, hashTokens, req, reply)
+	k.cfg.History.Answered(fp, hashTokens, req, reply)
 }
 
 // refused remembers the blocks of a save that were not stored.
@@ -213,7 +213,7 @@ func (s *session) refused(sections []transfer.Section, status []pool.Status) {
 	}
 	for i := range sections {
 		one := &sections[i]
-		s.owner.history.Refused(st.space.fp, one.Group, one.Hashes, status)
+		s.owner.cfg.History.Refused(st.space.fp, one.Group, one.Hashes, status)
 		status = status[one.Hashes.N:]
 	}
 }

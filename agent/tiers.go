@@ -18,7 +18,7 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 	if q.Hashes.N == 0 {
 		return false
 	}
-	within := k.askWait
+	within := k.cfg.Limits.AskWait
 	if req.Form == ipc.FormOwn {
 		within = min(within, req.Deadline()*3/4)
 	}
@@ -39,7 +39,7 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 // hint starts fetching what a probe found in lower tiers, because its client is likely to reserve
 // soon.
 func (k *lookupSock) hint(q *lookup.Query, rules *lookup.Space) {
-	hit := lookup.Reserve(k.index, rules, q, k.leaseBytes, k.hinted[:0])
+	hit := lookup.Reserve(k.index, rules, q, k.cfg.LeaseBytes, k.hinted[:0])
 	k.tiers.Hint(hit.Refs)
 	k.hinted = hit.Refs[:0]
 }
@@ -81,7 +81,7 @@ type expected struct {
 // is set.
 func (k *lookupSock) expect(req *ipc.LookupRequest, rules *lookup.Space) (x expected) {
 	x.most = lookup.Limit(rules, &k.query)
-	if req.Peer != "" && req.Peer != k.peer && k.fetches {
+	if req.Peer != "" && req.Peer != k.cfg.Peers.Address && k.cfg.Peers.Fetch != nil {
 		x.grows = k.fetching(req, rules, x.most)
 		return x
 	}
@@ -128,7 +128,7 @@ func (k *lookupSock) fetching(req *ipc.LookupRequest, rules *lookup.Space, most 
 	}
 	return k.deliveries.Start(&delivery.Request{
 		Peer: req.Peer, Name: string(req.Transfer), Early: req.Early,
-		Fingerprint: sp.fp, Space: rules.ID, Epoch: k.epochOf(rules.ID), Shards: sp.spec.Shards,
+		Fingerprint: sp.fp, Space: rules.ID, Epoch: k.pool.Epoch(rules.ID), Shards: sp.spec.Shards,
 		Chains: k.lacking(rules, most),
 	}, req.Session)
 }
