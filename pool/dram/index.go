@@ -211,8 +211,8 @@ type cursor struct{ entry, generation uint32 }
 // touch makes e the most recent but for the chain before it, and moves the cursor to it.
 func (c *core) touch(e uint32, at *cursor) {
 	recs := c.recs.All
-	if recs[e].is(flagUntouched | unused) {
-		recs[e].hold &^= flagUntouched | unused
+	if recs[e].is(unused) {
+		recs[e].hold &^= unused
 	}
 	if !recs[e].is(flagRecent) {
 		return

@@ -292,16 +292,25 @@ func (p *Pool) Acquire(b *pool.Batch) {
 }
 
 func (c *core) acquire(e uint32, shard uint8, bytes int64) (pool.Status, pool.Slot) {
-	switch {
-	case e == none:
+	if e == none {
 		return pool.Missing, pool.Slot{}
-	case c.recs.All[e].pins() == maxPins:
-		return pool.Busy, pool.Slot{}
-	case c.owner(c.recs.All[e].head) != e: // the slot was given to another entry
-		return pool.Corrupt, pool.Slot{}
+	}
+	if status := c.mayPin(e); status != pool.OK {
+		return status, pool.Slot{}
 	}
 	c.pinEntry(e, bytes)
 	return pool.OK, c.slot(e, shard)
+}
+
+// mayPin returns OK, or the reason why an entry cannot be pinned.
+func (c *core) mayPin(e uint32) pool.Status {
+	switch {
+	case c.recs.All[e].pins() == maxPins:
+		return pool.Busy
+	case c.owner(c.recs.All[e].head) != e: // the slot was given to another entry
+		return pool.Corrupt
+	}
+	return pool.OK
 }
 
 // Release implements pool.Slots. It clears the Ref of each slot, so a second Release does nothing.
