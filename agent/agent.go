@@ -148,7 +148,8 @@ func (a *Agent) assemble(limits share.Share) {
 		log: a.log,
 	}
 	a.sessions = &sessions{
-		Agent: a, places: connlimit.ForUsers(limits.Sessions), last: firstSession(a.boot), open: make(map[uint64]*session),
+		Agent: a, places: connlimit.ForUsers(limits.Sessions), last: firstSession(a.boot),
+		open: make(map[uint64]*session),
 	}
 }
 

@@ -70,7 +70,8 @@ func (all *sessions) refused(peer peercred.Cred, err error) {
 // admitConn starts a session, or ends it at once if there are too many.
 func (all *sessions) admitConn(conn *ipc.Conn) {
 	s := &session{
-		owner: all, conn: conn, pid: conn.Peer().Pid, out: newOutbox(all.cfg.Limits.Outbox), ending: make(chan struct{}),
+		owner: all, conn: conn, pid: conn.Peer().Pid, out: newOutbox(all.cfg.Limits.Outbox),
+		ending: make(chan struct{}),
 	}
 	var err error
 	s.place, err = all.places.Enter(connlimit.User(conn.Peer().Uid, uint32(os.Geteuid())), func() {

@@ -44,8 +44,10 @@ func (a *Agent) state() admin.Status {
 		Stuck: len(a.registry.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), LookupFaults: lookupFaults(a.sockets.counters()), Pool: a.pool.Stats(),
 		Movers: a.movers(), Orphans: admin.Orphans{PIDs: []int{}},
-		Sample: admin.SampleStatus{Every: a.cfg.VerifySample, LastMismatch: *cmp.Or(a.workers.mismatch.Load(), new(string))},
-		Paces:  a.workers.pacers.Report(), Hints: admin.HintStatus{Report: a.hints.Report()},
+		Sample: admin.SampleStatus{
+			Every: a.cfg.VerifySample, LastMismatch: *cmp.Or(a.workers.mismatch.Load(), new(string)),
+		},
+		Paces: a.workers.pacers.Report(), Hints: admin.HintStatus{Report: a.hints.Report()},
 		Events: a.events.Report(), Transfers: admin.TransfersStatus{Report: a.deliveries.Report()},
 	}
 	s.Engines, s.EnginesComplete = a.registry.countEngines()

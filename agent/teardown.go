@@ -115,8 +115,8 @@ func (s *session) unregisterLocked(m *ipc.Unregister) {
 	s.answer(&ipc.Unregistered{Req: m.Req, Status: ipc.RegDone})
 }
 
-// resetSpace starts a new weights epoch of a space. by is the requesting session, or nil; who names the
-// requester.
+// resetSpace starts a new weights epoch of a space. by is the requesting session, or nil; who names
+// the requester.
 func (a *Agent) resetSpace(sp *space, by *session, who string) (uint32, error) {
 	sp.resetting.Lock()
 	defer sp.resetting.Unlock()

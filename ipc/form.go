@@ -167,8 +167,8 @@ func (r *LookupRequest) walkOwn(w *wire) {
 	}
 }
 
-// AppendRequest appends a request in the own form to f. One with Version 0 gets the newest. After an
-// error f is unchanged.
+// AppendRequest appends a request in the own form to f. One with Version 0 gets the newest. After
+// an error f is unchanged.
 func AppendRequest(f *Frames, r *LookupRequest) error {
 	w := wire{message: formMessages[FormOwn], buf: f.Buf}
 	own := *r

@@ -52,8 +52,8 @@ type LookupOptions struct {
 	// OnPanic, if set, is called for every panic of the handler, and of the reading of a message,
 	// on the stack that panicked. If OnPanic itself panics, the process ends.
 	OnPanic func(value any)
-	// Peers limits the connections to several servers together, as MaxLookupPeers does those of one;
-	// nil: nothing does.
+	// Peers limits the connections to several servers together, as MaxLookupPeers does those of
+	// one; nil: nothing does.
 	Peers *connlimit.Limit
 }
 

@@ -23,9 +23,9 @@ const (
 	gpuUUID        = 16      // bytes of a GPU's UUID, at the end of a region's handle
 )
 
-// Check checks a REGISTER against docs/PROTOCOL.md, beyond the ranges of single fields, which package
-// ipc has checked. Its errors name the field, the value and what is allowed; they are the text of
-// the refusal.
+// Check checks a REGISTER against docs/PROTOCOL.md, beyond the ranges of single fields, which
+// package ipc has checked. Its errors name the field, the value and what is allowed; they are the
+// text of the refusal.
 func Check(r *ipc.Register, dir string) error {
 	if strings.ContainsFunc(r.Instance, func(c rune) bool { return c < ' ' || c == 0x7f }) {
 		return fmt.Errorf("instance: %q, allowed: UTF-8 without control characters", r.Instance)

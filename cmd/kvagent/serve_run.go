@@ -195,8 +195,8 @@ func logPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 		zap.Int("lost_headers", r.Lost), zap.Int("bad_pages", r.BadPages), zap.Duration("took", r.Took))
 }
 
-// logAbandoned logs other pool files in the directory that no agent uses: they hold memory until they
-// are removed.
+// logAbandoned logs other pool files in the directory that no agent uses: they hold memory until
+// they are removed.
 func logAbandoned(own string, log *zap.Logger) {
 	for _, f := range dram.ListAbandoned(filepath.Dir(own)) {
 		if f.Path != own {

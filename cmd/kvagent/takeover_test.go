@@ -100,7 +100,8 @@ func TestLingeringMoverIsWaitedFor(t *testing.T) {
 	args := []string{"serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB", "--dram-path", path}
 	t.Setenv(testLimits, "takeover=400ms")
 	out, code := kvagentOutput(t, args...)
-	if code != exitHeld || !strings.Contains(out, "or by a process that it left") || !strings.Contains(out, "waited 400ms") {
+	if code != exitHeld || !strings.Contains(out, "or by a process that it left") ||
+		!strings.Contains(out, "waited 400ms") {
 		t.Errorf("exit %d, want %d: %s", code, exitHeld, out)
 	}
 	var log processLog

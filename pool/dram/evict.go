@@ -274,8 +274,8 @@ func (c *core) cold(e uint32, out *pool.Cold) bool {
 	return true
 }
 
-// ReadWithoutTouch implements pool.Memory. An entry that is pinned for that alone stays in the order
-// of eviction, which passes over it.
+// ReadWithoutTouch implements pool.Memory. An entry that is pinned for that alone stays in the
+// order of eviction, which passes over it.
 func (p *Pool) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
 	for i := range b.Hashes.N {
 		if b.Status[i], b.Slots[i] = p.pinUntouched(b, i); b.Status[i] == pool.OK {
