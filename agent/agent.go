@@ -11,7 +11,7 @@
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
 //	events' locks       under which the pool's and an outbox's are taken
-//	jobTable.mu, outbox.mu, lease.Ledger.mu, jobCounter.mu, share.Mappings.mu,
+//	jobTable.mu, outbox.mu, lease.Ledger.mu, share.Mappings.mu,
 //	a worker's, the pool's, delivery.Table's
 //
 // switches.mu is taken before sessions.mu and outbox.mu, and while no other lock is held. A
@@ -64,7 +64,6 @@ type Agent struct {
 	sessions *sessions
 	switches *switches
 	workers  *workers
-	inflight *jobCounter
 	memory   *memory
 
 	deliveries    *delivery.Table
@@ -89,7 +88,7 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, rare: Rarely(log), since: time.Now(),
 		metrics:  admin.NewMetrics(endReasons[:], panicPlaces[:]),
-		switches: newSwitches(), inflight: &jobCounter{}, stop: make(chan struct{}),
+		switches: newSwitches(), stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
 	a.ledger = lease.New(max(capacity/4*3, cfg.LeaseBytes), p.Unpin, a.tiers) // saves find room in the rest

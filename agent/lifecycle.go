@@ -64,12 +64,21 @@ func (a *Agent) Start() (err error) {
 func (a *Agent) Drain(ctx context.Context) error {
 	a.switches.drained.Store(true)
 	a.workers.pacers.End()
-	a.log.Info("draining", zap.Int("jobs", a.inflight.count()))
-	if err := a.inflight.wait(ctx); err != nil {
-		return fmt.Errorf("%d jobs still run: %w", a.inflight.count(), err)
+	a.log.Info("draining", zap.Int("jobs", a.sessions.jobs()))
+	tick := time.NewTicker(drainPoll)
+	defer tick.Stop()
+	for a.sessions.jobs() > 0 {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%d jobs still run: %w", a.sessions.jobs(), ctx.Err())
+		}
 	}
 	return nil
 }
+
+// drainPoll is how often a drain looks whether jobs still run.
+const drainPoll = 5 * time.Millisecond
 
 // errShutdown is the text of the last ERROR.
 var errShutdown = errors.New("the agent is shutting down")

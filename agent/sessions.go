@@ -115,6 +115,14 @@ func (all *sessions) list() []*session {
 	return out
 }
 
+// jobs returns how many jobs of all sessions run.
+func (all *sessions) jobs() (n int) {
+	for _, one := range all.list() {
+		n += one.jobs.count()
+	}
+	return n
+}
+
 // end terminates all sessions, waits until they are torn down, and prevents new ones.
 func (all *sessions) end(reason string, code uint8, why error) {
 	all.mu.Lock()

@@ -40,7 +40,7 @@ func (a *Agent) state() admin.Status {
 	s := admin.Status{
 		Version: a.cfg.Version, Boot: hex.EncodeToString(a.boot[:]), Since: a.since,
 		Draining: a.switches.draining(), Switches: a.switches.state(),
-		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.inflight.count(),
+		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.sessions.jobs(),
 		Stuck: len(a.registry.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), LookupFaults: lookupFaults(a.sockets.counters()), Pool: a.pool.Stats(),
 		Movers: a.movers(), Orphans: admin.Orphans{PIDs: []int{}},

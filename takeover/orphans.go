@@ -41,8 +41,7 @@ func NewOrphans(kill func(pidfd int) error, log *zap.Logger) *Orphans {
 // orphan is a mover that still runs, although it was killed, or because it could not be.
 type orphan struct {
 	Mover
-	pidfd int  // negative: it could not be opened
-	slow  bool // it is exiting, or was not killed and may exit by itself
+	pidfd int // negative: it could not be opened
 }
 
 const (
@@ -79,7 +78,7 @@ func (o *Orphans) End(ctx context.Context, dir string) {
 		if fd, err := o.strike(m); err == nil {
 			killed = append(killed, orphan{Mover: m, pidfd: fd})
 		} else if !errors.Is(err, unix.ESRCH) {
-			o.addUnkilled(orphan{Mover: m, pidfd: fd, slow: true}, err)
+			o.addUnkilled(orphan{Mover: m, pidfd: fd}, err)
 		}
 	}
 	until := time.Now().Add(orphanEndLimit)
@@ -174,16 +173,9 @@ func (o *Orphans) await(ctx context.Context, m orphan, until time.Time) {
 		o.log.Info("a mover of the previous agent was ended", zap.Int("pid", m.PID))
 		return
 	}
-	m.slow = exiting(m.PID)
 	o.mu.running = append(o.mu.running, m)
 	o.log.Error("a mover of the previous agent does not end: it keeps the memory of its engines and of its pool",
-		zap.Int("pid", m.PID), zap.Bool("has_begun_to", m.slow), zap.Duration("waited", orphanEndLimit))
-}
-
-// exiting reports whether every thread of a process has begun to exit. One that has not is blocked
-// in the kernel.
-func exiting(pid int) bool {
-	return everyThread(pid, func(_ string, flags uint64) bool { return flags&flagExiting != 0 })
+		zap.Int("pid", m.PID), zap.Duration("waited", orphanEndLimit))
 }
 
 // Running returns the processes that could not be ended.
@@ -196,25 +188,18 @@ func (o *Orphans) Running() (out []Mover) {
 	return out
 }
 
-// holds reports whether a pool's file is held by movers that cannot be ended: those of the agent
-// that signed it, if that agent had this directory. mayEnd means that all of them may still end by
-// themselves. The signer's host is ignored: a new pod has another name, and o.agents ran since this
-// machine's boot.
-func (o *Orphans) holds(by *dram.HeldError) (held, mayEnd bool) {
+// holds reports whether a pool's file is held by movers that could not be ended: those of the agent
+// that signed it, if that agent had this directory. The signer's host is ignored: a new pod has
+// another name, and o.agents ran since this machine's boot.
+func (o *Orphans) holds(by *dram.HeldError) bool {
 	signer := Process{by.Process, by.Began}
 	if by.Process == 0 || !slices.Contains(o.agents, signer) {
-		return false, false
+		return false
 	}
 	o.takeEnded()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	held, mayEnd = o.unseen, true
-	for _, m := range o.mu.running {
-		if m.Agent == signer {
-			held, mayEnd = true, mayEnd && m.slow
-		}
-	}
-	return held, mayEnd
+	return o.unseen || slices.ContainsFunc(o.mu.running, func(m orphan) bool { return m.Agent == signer })
 }
 
 // abandonFile removes a file that another process holds, so that a new file can have its name. The

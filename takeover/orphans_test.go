@@ -114,13 +114,12 @@ func TestMoverThatIsLeftAlone(t *testing.T) {
 			l := &Orphans{log: zap.NewNop(), kill: c.kill}
 			l.End(t.Context(), dir)
 			by := &dram.HeldError{Process: m.Agent.PID, Began: m.Agent.Began}
-			held, mayEnd := l.holds(by)
-			if held != c.held || held && !mayEnd || len(l.Running()) > 0 != c.held {
-				t.Errorf("held %v, mayEnd %v, left %+v, want held %v and waited for", held, mayEnd, l.Running(), c.held)
+			if held := l.holds(by); held != c.held || len(l.Running()) > 0 != c.held {
+				t.Errorf("held %v, left %+v, want held %v", held, l.Running(), c.held)
 			}
 			_ = cmd.Process.Kill() // it may have ended
 			_ = cmd.Wait()         // it was killed
-			if held, _ := l.holds(by); held {
+			if l.holds(by) {
 				t.Error("a process that has ended holds the file")
 			}
 		})
@@ -257,28 +256,23 @@ func TestWhoHoldsThePool(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(runs)
-	stuck := func(slow bool) *Orphans {
-		l := &Orphans{agents: []Process{old}}
-		l.mu.running = []orphan{{Mover: Mover{Agent: old}, pidfd: runs, slow: slow}}
-		return l
-	}
+	stuck := &Orphans{agents: []Process{old}}
+	stuck.mu.running = []orphan{{Mover: Mover{Agent: old}, pidfd: runs}}
 	for name, c := range map[string]struct {
-		left         *Orphans
-		by           dram.HeldError
-		held, mayEnd bool
+		left *Orphans
+		by   dram.HeldError
+		held bool
 	}{
-		"stuck":           {stuck(false), by, true, false},
-		"slow":            {stuck(true), by, true, true},
-		"ended":           {&Orphans{agents: []Process{old}}, by, false, true},
-		"unseen":          {&Orphans{agents: []Process{old}, unseen: true}, by, true, true},
-		"another process": {stuck(false), dram.HeldError{Process: 78, Began: 5, Host: host}, false, false},
-		"another start":   {stuck(false), dram.HeldError{Process: 77, Began: 6, Host: host}, false, false},
-		"another pod":     {stuck(false), dram.HeldError{Process: 77, Began: 5, Host: "x" + host}, true, false},
-		"not signed":      {stuck(false), dram.HeldError{}, false, false},
+		"stuck":           {stuck, by, true},
+		"ended":           {&Orphans{agents: []Process{old}}, by, false},
+		"unseen":          {&Orphans{agents: []Process{old}, unseen: true}, by, true},
+		"another process": {stuck, dram.HeldError{Process: 78, Began: 5, Host: host}, false},
+		"another start":   {stuck, dram.HeldError{Process: 77, Began: 6, Host: host}, false},
+		"another pod":     {stuck, dram.HeldError{Process: 77, Began: 5, Host: "x" + host}, true},
+		"not signed":      {stuck, dram.HeldError{}, false},
 	} {
-		held, mayEnd := c.left.holds(&c.by)
-		if held != c.held || held && mayEnd != c.mayEnd {
-			t.Errorf("%s: held %v, mayEnd %v", name, held, mayEnd)
+		if held := c.left.holds(&c.by); held != c.held {
+			t.Errorf("%s: held %v", name, held)
 		}
 	}
 }

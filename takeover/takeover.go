@@ -68,13 +68,11 @@ func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *socketd
 func (t *Takeover) Pool(ctx context.Context, path string, open func() (*dram.Pool, error)) (p *dram.Pool, err error) {
 	p, err = t.openPool(ctx, open)
 	var by *dram.HeldError
-	if errors.As(err, &by) && ctx.Err() == nil {
-		if held, _ := t.left.holds(by); held {
-			if bad := t.left.abandonFile(path, err); bad != nil {
-				return nil, errors.Join(err, bad)
-			}
-			p, err = t.openPool(ctx, open)
+	if errors.As(err, &by) && ctx.Err() == nil && t.left.holds(by) {
+		if bad := t.left.abandonFile(path, err); bad != nil {
+			return nil, errors.Join(err, bad)
 		}
+		p, err = t.openPool(ctx, open)
 	}
 	return p, err
 }
@@ -87,9 +85,6 @@ func (t *Takeover) openPool(ctx context.Context, open func() (*dram.Pool, error)
 		var by *dram.HeldError
 		if !errors.As(err, &by) {
 			return false, false
-		}
-		if held, mayEnd := t.left.holds(by); held && !mayEnd {
-			return false, false // nothing to wait for
 		}
 		return by.Process != 0 && !by.Exited && !ending(by.Process), true
 	})
@@ -177,7 +172,20 @@ func ending(pid int) bool {
 
 // Exited reports whether a process has ended; it may still be a zombie.
 func Exited(pid int) bool {
-	return everyThread(pid, func(state string, _ uint64) bool { return state == "Z" || state == "X" })
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		return true
+	}
+	for _, task := range tasks {
+		tid, err := strconv.Atoi(task.Name())
+		if err != nil {
+			continue
+		}
+		if state, _, ok := processState(tid); ok && state != "Z" && state != "X" {
+			return false
+		}
+	}
+	return true
 }
 
 // processState reads the state and the flags of a process or thread.
@@ -193,22 +201,4 @@ func processState(pid int) (state string, flags uint64, ok bool) {
 	}
 	flags, err = strconv.ParseUint(words[6], 10, 64)
 	return words[0], flags, err == nil
-}
-
-// everyThread reports whether a condition holds for all threads of a process that can be read.
-func everyThread(pid int, holds func(state string, flags uint64) bool) bool {
-	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if err != nil {
-		return true
-	}
-	for _, task := range tasks {
-		tid, err := strconv.Atoi(task.Name())
-		if err != nil {
-			continue
-		}
-		if state, flags, ok := processState(tid); ok && !holds(state, flags) {
-			return false
-		}
-	}
-	return true
 }
