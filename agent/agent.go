@@ -135,8 +135,8 @@ func (a *Agent) assemble(limits share.Share) {
 		storage = a.tiers.Storage()
 	}
 	a.events = events.New(a.pool, storage, a.cfg.Tokens, a.log)
-	a.workers = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, a.rare)
-	a.sockets = newLookupSockets(&a.cfg, limits.Peers, &answers{
+	a.workers = newWorkers(a)
+	a.sockets = newLookupSockets(limits.Peers, &answers{
 		Agent: a, index: a.pool,
 		checker: ready.Checker{
 			Slots: a.pool, Arena: a.workers.arena, Sums: a.cfg.Integrity == transfer.Full, MaxBytes: ready.MaxBytes,

@@ -34,11 +34,8 @@ type lookupSock struct {
 // lookupSockets are the look-up sockets by name. Engines of one space share a socket; it is closed
 // when the last seat that named it is vacated.
 type lookupSockets struct {
-	answers     *answers
-	dir         string
-	socketGroup int
-	most        int              // at once
-	peers       *connlimit.Limit // connections to all sockets together
+	*answers
+	peers *connlimit.Limit // connections to all sockets together
 
 	mu     sync.Mutex
 	byName map[string]*lookupSock
@@ -52,11 +49,9 @@ type answers struct {
 	checker ready.Checker
 }
 
-func newLookupSockets(cfg *Config, peers int64, from *answers) *lookupSockets {
+func newLookupSockets(peers int64, from *answers) *lookupSockets {
 	return &lookupSockets{
-		answers: from, dir: cfg.Dir, socketGroup: cfg.SocketGroup, most: cfg.Limits.Sockets,
-		peers:  connlimit.ForUsers(int(peers)),
-		byName: make(map[string]*lookupSock),
+		answers: from, peers: connlimit.ForUsers(int(peers)), byName: make(map[string]*lookupSock),
 	}
 }
 
@@ -91,13 +86,13 @@ func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 }
 
 func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupSock, error) {
-	if len(l.byName) >= l.most {
-		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName), l.most)
+	if len(l.byName) >= l.cfg.Limits.Sockets {
+		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName), l.cfg.Limits.Sockets)
 	}
 	k := &lookupSock{answers: l.answers, name: name, fp: fp, seats: make(map[*seat]struct{})}
 	k.engines.Store(&[]*engine{})
 	server, err := ipc.ListenLookup(ipc.LookupOptions{
-		Dir: l.dir, Name: name, SocketGroup: l.socketGroup, Boot: l.answers.boot, Peers: l.peers,
+		Dir: l.cfg.Dir, Name: name, SocketGroup: l.cfg.SocketGroup, Boot: l.boot, Peers: l.peers,
 		OnMalformed: k.malformed, OnUnsent: k.unsent, OnPanic: k.panicked,
 		OnAnswered: k.answered,
 	}, k.handle)
@@ -106,7 +101,7 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 	}
 	k.server = server
 	l.byName[name] = k
-	l.answers.log.Info("look-up socket open", zap.String("path", l.path(name)), spaceField(fp))
+	l.log.Info("look-up socket open", zap.String("path", l.path(name)), spaceField(fp))
 	return k, nil
 }
 
@@ -141,13 +136,13 @@ func (l *lookupSockets) closeLocked(k *lookupSock) {
 	counted := k.server.Counters()
 	l.past.Add(&counted)
 	if err != nil {
-		l.answers.log.Error("look-up socket not closed", zap.String("path", l.path(k.name)), zap.Error(err))
+		l.log.Error("look-up socket not closed", zap.String("path", l.path(k.name)), zap.Error(err))
 		return
 	}
-	l.answers.log.Info("look-up socket closed", zap.String("path", l.path(k.name)))
+	l.log.Info("look-up socket closed", zap.String("path", l.path(k.name)))
 }
 
-func (l *lookupSockets) path(name string) string { return filepath.Join(l.dir, name) }
+func (l *lookupSockets) path(name string) string { return filepath.Join(l.cfg.Dir, name) }
 
 // names returns the names of the open sockets, sorted.
 func (l *lookupSockets) names() []string {

@@ -20,34 +20,18 @@ import (
 
 // workers starts the transfers of registered workers.
 type workers struct {
-	device    cudaipc.Device
-	pool      pool.Memory
-	integrity transfer.Integrity
-	limits    transfer.Limits
-	perGPU    int                              // copies that run at once on a GPU, and on CPUs
-	lanes     map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
-	pacers    *pace.Devices
-	awaited   func(pool.SpaceID) bool // whether an engine waits for blocks of a space
-	tiers     bool                    // tiers below memory are to have what is saved
-	rare      *zap.Logger
-
-	every    uint32 // one block in so many is checked end to end; 0: none
-	seed     uint64
+	*Agent
+	lanes    map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
+	pacers   *pace.Devices
 	arena    []byte                 // the pool's, as mapped in this process
 	mismatch atomic.Pointer[string] // the last one; nil: there was none
 }
 
-func newWorkers(
-	cfg *Config, p pool.Memory, device cudaipc.Device, awaited func(pool.SpaceID) bool, boot [16]byte, rare *zap.Logger,
-) *workers {
+func newWorkers(a *Agent) *workers {
 	w := &workers{
-		device: device, pool: p, integrity: cfg.Integrity, limits: cfg.Limits.Transfer, perGPU: cfg.Lanes,
-		lanes: map[cudaipc.UUID]*transfer.Lanes{}, pacers: pace.NewDevices(cfg.Pace, cfg.CPUPacer), awaited: awaited,
-		rare:  rare,
-		every: cfg.VerifySample, seed: binary.LittleEndian.Uint64(boot[:8]),
+		Agent: a, lanes: map[cudaipc.UUID]*transfer.Lanes{}, pacers: pace.NewDevices(a.cfg.Pace, a.cfg.CPUPacer),
 	}
-	w.arena, _ = p.Arena()
-	_, w.tiers = p.(pool.Tiers)
+	w.arena, _ = a.pool.Arena()
 	return w
 }
 
@@ -58,10 +42,10 @@ func (w *workers) start(st *seat) error {
 		Owner:  func() pool.Owner { return pool.Owner(st.owner.Load()) },
 		Device: w.device, Peer: st.peer, Slots: w.pool, Space: space, Spec: st.space.spec,
 		Held:      st.layouts,
-		Integrity: w.integrity, Sampling: w.sampling(st),
-		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.awaited(space) },
-		Refusable: !w.tiers,
-		Limits:    w.limits, Complete: st.session.complete,
+		Integrity: w.cfg.Integrity, Sampling: w.sampling(st),
+		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.deliveries.Awaited(space) },
+		Refusable: w.tiers == nil, // else tiers below memory are to have what is saved
+		Limits:    w.cfg.Limits.Transfer, Complete: st.session.complete,
 	})
 	if err != nil {
 		return fmt.Errorf("segments: %w", err)
@@ -85,7 +69,7 @@ func deviceName(gpu cudaipc.UUID) string {
 func (w *workers) lanesLocked(gpu cudaipc.UUID) *transfer.Lanes {
 	l := w.lanes[gpu]
 	if l == nil {
-		l = transfer.NewLanes(w.perGPU, w.limits.SaveAge, nil)
+		l = transfer.NewLanes(w.cfg.Lanes, w.cfg.Limits.Transfer.SaveAge, nil)
 		w.lanes[gpu] = l
 	}
 	return l
@@ -94,7 +78,7 @@ func (w *workers) lanesLocked(gpu cudaipc.UUID) *transfer.Lanes {
 // sampling returns the end-to-end check of a worker's blocks.
 func (w *workers) sampling(st *seat) transfer.Sampling {
 	return transfer.Sampling{
-		Every: w.every, Seed: w.seed + uint64(st.peer), Arena: w.arena,
+		Every: w.cfg.VerifySample, Seed: binary.LittleEndian.Uint64(w.boot[:]) + uint64(st.peer), Arena: w.arena,
 		Mismatch: func(m transfer.Mismatch) { w.mismatched(st, &m) },
 	}
 }

@@ -68,7 +68,7 @@ func (r *rig) wantMetric(line string) {
 // TestLanesOfEachGPU expects workers of one GPU to share lanes, and those of another GPU and of
 // CPUs to have their own.
 func TestLanesOfEachGPU(t *testing.T) {
-	a := &workers{lanes: map[cudaipc.UUID]*transfer.Lanes{}}
+	a := &workers{Agent: &Agent{}, lanes: map[cudaipc.UUID]*transfer.Lanes{}}
 	cpu, first, second := a.lanesLocked(cudaipc.UUID{}), a.lanesLocked(cudaipc.UUID{1}), a.lanesLocked(cudaipc.UUID{2})
 	if cpu == first || cpu == second || first == second {
 		t.Error("workers of two devices wait for each other's lanes")

@@ -123,9 +123,6 @@ func TestFilesThatAreRefused(t *testing.T) {
 		o.Path = path
 		os.RemoveAll(path)
 	}
-	if _, err := Open(Options{Bytes: 64 << 10, Path: o.Path, Virtual: true}); err == nil {
-		t.Error("a virtual pool in a file")
-	}
 }
 
 func TestSecondPoolIsRefused(t *testing.T) {
