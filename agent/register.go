@@ -209,18 +209,7 @@ func (s *session) refuseLocked(left registration.Left, instance string, err erro
 	}
 	s.owner.metrics.Registrations[result].Add(1)
 	s.log.Warn("registration refused", zap.String("instance", instance), zap.Error(err))
-	s.answer(&ipc.Registered{Req: left.Req, Status: status, Text: cutText(err.Error())})
-}
-
-// cutText cuts a text to the length that a message allows.
-func cutText(t string) string {
-	for len(t) > ipc.MaxText {
-		t = t[:len(t)-1]
-		for len(t) > 0 && t[len(t)-1]&0xC0 == 0x80 {
-			t = t[:len(t)-1]
-		}
-	}
-	return t
+	s.answer(&ipc.Registered{Req: left.Req, Status: status, Text: err.Error()})
 }
 
 // hangupPoll is the interval at which a running import checks that its engine still exists: the

@@ -307,7 +307,7 @@ func (s *session) reset(m *ipc.Reset) {
 	}
 	epoch, err := s.owner.resetSpace(st.space, s, fmt.Sprintf("instance %q", st.engine.instance))
 	if err != nil {
-		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: cutText(err.Error())})
+		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: err.Error()})
 		return
 	}
 	s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegDone, Epoch: epoch})

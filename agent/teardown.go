@@ -22,7 +22,7 @@ const flushLimit = 200 * time.Millisecond
 func (s *session) teardown(written <-chan struct{}) {
 	registered := s.undoRegistration()
 	if s.end.code != 0 {
-		s.out.push(&ipc.Error{Code: s.end.code, Text: cutText(s.end.detail.Error())})
+		s.out.push(&ipc.Error{Code: s.end.code, Text: s.end.detail.Error()})
 	}
 	s.out.close()
 	limit := time.NewTimer(flushLimit)
