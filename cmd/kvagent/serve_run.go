@@ -121,11 +121,6 @@ func openPool(s *serveSettings, h *history.History, log *zap.Logger) (*dram.Pool
 		rare.Error("a page of the pool cannot be read: it is not used any more", zap.Int64("offset", page.Off),
 			zap.Int64("bytes", page.Bytes), zap.Int("blocks_dropped", page.Dropped), zap.Int64("bad_pages", page.Pages))
 	}
-	o.FileFaults = func(total uint64) {
-		log.Error("pages of the pool's file cannot be read or written: the next start loses the blocks that they "+
-			"describe",
-			zap.String("path", s.dramPath), zap.Uint64("times", total))
-	}
 	o.SpaceNotKept = func(space pool.Fingerprint) {
 		log.Warn("the pool's file has no room for the description of a space: its blocks end with this process",
 			zap.String("path", s.dramPath), zap.String("space", hex.EncodeToString(space[:])))

@@ -68,9 +68,6 @@ type Options struct {
 	// BadPage is called for each page of the arena that is retired because it cannot be read,
 	// without any lock held. It may be nil.
 	BadPage func(BadPage)
-	// FileFaults is called when pages of the file outside the arena could not be read or written,
-	// with the total so far, at most every 10 s. It may be nil.
-	FileFaults func(total uint64)
 	// SpaceNotKept is called when a space is opened that the file has no record of: it is too large
 	// for one (many shards in many groups), or no record is free. Its entries end with the process.
 	// No lock is held. It may be nil.

@@ -208,7 +208,7 @@ func openFile(o *Options) (*Pool, error) {
 		return nil, errors.Join(err, f.Unmap(), a.Close())
 	}
 	p := start(o, a, c)
-	p.noter = startNoter(f, adv, o.FileFaults)
+	p.noter = startNoter(f, adv)
 	r.Took = time.Since(began)
 	p.info.Recovery = r
 	return p, nil
@@ -247,16 +247,14 @@ const noteInterval = 10 * time.Second
 // fileNoter owns the file and writes these notes from a goroutine. It is nil if the pool has no
 // file.
 type fileNoter struct {
-	file     *arena.File
-	advisor  *advisor.Advisor
-	tell     func(faults uint64) // may be nil
-	reported uint64
-	ending   chan struct{}
-	done     sync.WaitGroup
+	file    *arena.File
+	advisor *advisor.Advisor
+	ending  chan struct{}
+	done    sync.WaitGroup
 }
 
-func startNoter(f *arena.File, a *advisor.Advisor, tell func(faults uint64)) *fileNoter {
-	k := &fileNoter{file: f, advisor: a, tell: tell, ending: make(chan struct{})}
+func startNoter(f *arena.File, a *advisor.Advisor) *fileNoter {
+	k := &fileNoter{file: f, advisor: a, ending: make(chan struct{})}
 	k.done.Go(k.run)
 	return k
 }
@@ -280,10 +278,6 @@ func (k *fileNoter) note() {
 		k.file.SaveLearned(b)
 	}
 	k.file.NoteAlive()
-	if n := k.file.Faulted(); n > k.reported && k.tell != nil {
-		k.reported = n
-		k.tell(n)
-	}
 }
 
 // close writes the notes once more and releases the file.
