@@ -87,7 +87,8 @@ func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 
 func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupSock, error) {
 	if len(l.byName) >= l.cfg.Limits.Sockets {
-		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName), l.cfg.Limits.Sockets)
+		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName),
+			l.cfg.Limits.Sockets)
 	}
 	k := &lookupSock{answers: l.answers, name: name, fp: fp, seats: make(map[*seat]struct{})}
 	k.engines.Store(&[]*engine{})

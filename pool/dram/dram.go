@@ -47,8 +47,8 @@ const (
 // Options of a pool.
 type Options struct {
 	Bytes int64 // size of the arena, MinBytes to MaxBytes; rounded down to whole slabs
-	// SlabBytes is a power of two, at least the largest shard; 0 lets the pool choose 64 or more slabs
-	// of 1 to 64 MiB.
+	// SlabBytes is a power of two, at least the largest shard; 0 lets the pool choose 64 or more
+	// slabs of 1 to 64 MiB.
 	SlabBytes int64
 	HugePages HugePages
 	// Nodes are the preferred NUMA nodes, 0 to 1023, of the arena's pages, interleaved if there are
