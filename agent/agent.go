@@ -11,7 +11,7 @@
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
 //	events' locks       under which the pool's and an outbox's are taken
-//	jobTable.mu, outbox.mu, lease.Ledger.mu, jobCounter.mu, share.Mappings.mu,
+//	jobTable.mu, outbox.mu, lease.Ledger.mu, share.Mappings.mu,
 //	a worker's, the pool's, delivery.Table's
 //
 // switches.mu is taken before sessions.mu and outbox.mu, and while no other lock is held. A
@@ -20,6 +20,7 @@
 package agent
 
 import (
+	"cmp"
 	"crypto/rand"
 	"fmt"
 	"sync"
@@ -27,6 +28,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
@@ -51,6 +53,7 @@ type Agent struct {
 	tiers  pool.Tiers // the same pool if it has tiers below its memory, else nil
 	device cudaipc.Device
 	log    *zap.Logger
+	rare   *zap.Logger // see Rarely
 	boot   [16]byte
 	since  time.Time
 
@@ -60,10 +63,7 @@ type Agent struct {
 	sockets  *lookupSockets
 	sessions *sessions
 	switches *switches
-	epochs   *epochs
 	workers  *workers
-	inflight *jobCounter
-	watchdog *watchdog
 	memory   *memory
 
 	deliveries    *delivery.Table
@@ -74,8 +74,8 @@ type Agent struct {
 	listener *ipc.SessionListener
 	view     *admin.View
 	web      *admin.Server
-	owned    sync.WaitGroup // goroutines: accept, watchdog, sweep
-	stop     chan struct{}  // closed to end the watchdog and sweep
+	owned    sync.WaitGroup // goroutines: accept, sweep, expire
+	stop     chan struct{}  // closed to end sweep and expire
 	ready    atomic.Bool
 	closing  sync.Once
 }
@@ -83,16 +83,12 @@ type Agent struct {
 // New makes an agent of a pool and a device, which remain the caller's.
 func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Agent, error) {
 	capacity := p.Stats().Capacity
-	if cfg.LeaseBytes == 0 {
-		cfg.LeaseBytes = max(capacity/2, 1)
-	}
-	if err := cfg.validate(); err != nil {
-		return nil, err
-	}
+	cfg.LeaseBytes = cmp.Or(cfg.LeaseBytes, max(capacity/2, 1))
+	cfg.fill()
 	a := &Agent{
-		cfg: cfg, pool: p, device: device, log: log, since: time.Now(),
+		cfg: cfg, pool: p, device: device, log: log, rare: Rarely(log), since: time.Now(),
 		metrics:  admin.NewMetrics(endReasons[:], panicPlaces[:]),
-		switches: newSwitches(), inflight: &jobCounter{}, stop: make(chan struct{}),
+		switches: newSwitches(), stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
 	a.ledger = lease.New(max(capacity/4*3, cfg.LeaseBytes), p.Unpin, a.tiers) // saves find room in the rest
@@ -116,6 +112,14 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 	return a, nil
 }
 
+// Rarely returns a log that writes one of like lines in ten seconds and drops the others: for what
+// a broken device or a client can repeat at any rate.
+func Rarely(log *zap.Logger) *zap.Logger {
+	return log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(c, 10*time.Second, 1, 0)
+	}))
+}
+
 // assemble makes the agent's parts and gives each its dependencies.
 func (a *Agent) assemble(limits share.Share) {
 	a.registry = newRegistry(a.pool, &a.cfg.Limits, a.cfg.LeaseBytes)
@@ -131,31 +135,20 @@ func (a *Agent) assemble(limits share.Share) {
 		storage = a.tiers.Storage()
 	}
 	a.events = events.New(a.pool, storage, a.cfg.Tokens, a.log)
-	a.epochs = &epochs{
-		registry: a.registry, metrics: a.metrics, log: a.log, events: a.events, history: a.cfg.History,
-	}
-	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, a.log)
-	a.workers = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, a.log)
-	a.sockets = newLookupSockets(&a.cfg, limits.Peers, &answers{
-		boot: a.boot, index: a.pool, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
-		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait,
-		deliveries: a.deliveries, peer: a.cfg.Peers.Address, fetches: a.cfg.Peers.Fetch != nil, epochOf: a.pool.Epoch,
+	a.workers = newWorkers(a)
+	a.sockets = newLookupSockets(limits.Peers, &answers{
+		Agent: a, index: a.pool,
 		checker: ready.Checker{
 			Slots: a.pool, Arena: a.workers.arena, Sums: a.cfg.Integrity == transfer.Full, MaxBytes: ready.MaxBytes,
 		},
-		history: a.cfg.History, log: a.log,
 	})
 	a.memory = &memory{
 		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending,
 		log: a.log,
 	}
 	a.sessions = &sessions{
-		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, leaseBytes: a.cfg.LeaseBytes, log: a.log,
-		places:   connlimit.ForUsers(limits.Sessions),
-		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs,
-		workers: a.workers, memory: a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
-		deliveries: a.deliveries, hints: a.hints, events: a.events, history: a.cfg.History, peer: a.cfg.Peers.Address,
-		last: firstSession(a.boot), open: make(map[uint64]*session),
+		Agent: a, places: connlimit.ForUsers(limits.Sessions), last: firstSession(a.boot),
+		open: make(map[uint64]*session),
 	}
 }
 

@@ -2,14 +2,11 @@ package agent
 
 import (
 	"cmp"
-	"fmt"
 	"runtime"
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/history"
-	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/transfer"
 	"github.com/kvagent/kvagent/transfer/pace"
@@ -64,7 +61,7 @@ type Limits struct {
 	Parts       time.Duration // from REGISTER to the last of its parts
 	Predecessor time.Duration // longest wait of a REGISTER for the teardown of the same rank's previous session
 	Stuck       time.Duration // a worker's step older than this fails /livez
-	Watch       time.Duration // interval of the watchdog
+	Watch       time.Duration // interval at which what has reached its time ends
 	Handler     time.Duration // one HTTP request
 	// longest wait of a look-up for tiers below memory; a deadline in the own form may shorten it
 	AskWait time.Duration
@@ -80,47 +77,13 @@ var DefaultLimits = Limits{
 	Transfer: transfer.DefaultLimits,
 }
 
-// maxLanes bounds the copies that may run at once.
-const maxLanes = 256
-
-func (c *Config) validate() error {
-	switch {
-	case c.Dir == "":
-		return fmt.Errorf("socket-dir: empty, allowed: a directory")
-	case c.KeepPercent < 0 || c.KeepPercent > MaxKeepPercent:
-		return fmt.Errorf("keep-percent: %d, allowed: 0 to %d", c.KeepPercent, MaxKeepPercent)
-	case c.LeaseBytes < 0:
-		return fmt.Errorf("lease bytes: %d, allowed: 0 (half of the pool) or more", c.LeaseBytes)
-	case c.Integrity != transfer.Full && c.Integrity != transfer.Header:
-		return fmt.Errorf("integrity: %d, allowed: full, header", c.Integrity)
-	case c.VerifySample > transfer.MaxSampleEvery:
-		return fmt.Errorf("verify-sample: %d, allowed: 0 (none) to %d", c.VerifySample, transfer.MaxSampleEvery)
-	}
-	if c.Pace != pace.Off && c.Pace != pace.Auto && (c.Pace < pace.MinRate || c.Pace > pace.MaxRate) {
-		return fmt.Errorf("pace: %d bytes per second, allowed: off, auto, %d to %d", c.Pace, pace.MinRate, pace.MaxRate)
-	}
-	if ttl := c.Peers.TransferTTL; ttl != 0 && (ttl < delivery.MinTTL || ttl > delivery.MaxTTL) {
-		return fmt.Errorf("transfer TTL: %v, allowed: %v to %v", ttl, delivery.MinTTL, delivery.MaxTTL)
-	}
-	if len(c.Peers.Address) > ipc.MaxPeerAddress {
-		return fmt.Errorf("peer-advertise: %d bytes, allowed: 0 to %d", len(c.Peers.Address), ipc.MaxPeerAddress)
-	}
-	if c.Lanes == 0 {
-		c.Lanes = max(runtime.NumCPU(), 2)
-	}
-	if c.Lanes < 1 || c.Lanes > maxLanes {
-		return fmt.Errorf("copy lanes: %d, allowed: 1 to %d, or 0 for one per processor", c.Lanes, maxLanes)
-	}
+// fill sets what is zero to its default.
+func (c *Config) fill() {
+	c.Lanes = cmp.Or(c.Lanes, max(runtime.NumCPU(), 2))
 	if c.CPUPacer == nil {
 		c.CPUPacer = pace.New(c.Pace, nil)
 	}
-	c.Limits.fill()
-	return nil
-}
-
-// fill sets each limit that is zero to its default.
-func (l *Limits) fill() {
-	d := &DefaultLimits
+	l, d := &c.Limits, &DefaultLimits
 	l.Sessions, l.Engines = cmp.Or(l.Sessions, d.Sessions), cmp.Or(l.Engines, d.Engines)
 	l.Spaces, l.Sockets = cmp.Or(l.Spaces, d.Spaces), cmp.Or(l.Sockets, d.Sockets)
 	l.Outbox = cmp.Or(l.Outbox, d.Outbox)

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -124,25 +125,14 @@ func (e *engine) place(role uint8, rank uint32) **seat {
 }
 
 func (e *engine) emptyLocked() bool {
-	if e.scheduler != nil {
-		return false
-	}
-	for _, s := range e.ranks {
-		if s != nil {
-			return false
-		}
-	}
-	return true
+	return e.scheduler == nil && !slices.ContainsFunc(e.ranks, func(s *seat) bool { return s != nil })
 }
 
 // allRanksLocked reports whether every rank is registered and has a running worker.
 func (e *engine) allRanksLocked() bool {
-	for _, s := range e.ranks {
-		if s == nil || !s.registered || s.worker.Load() == nil {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(e.ranks, func(s *seat) bool {
+		return s == nil || !s.registered || s.worker.Load() == nil
+	})
 }
 
 func placeName(role uint8, rank uint32) string {

@@ -118,7 +118,7 @@ func TestForeignForms(t *testing.T) {
 			t.Errorf("%s: %x, want %x", c.form, got, c.want)
 		}
 		if c.want == nil {
-			if reply, _, err := ipc.DecodeReply(ipc.FormOwn, got); err != nil || reply.Status != ipc.LookupMalformed {
+			if reply, err := ipc.DecodeReply(got); err != nil || reply.Status != ipc.LookupMalformed {
 				t.Errorf("%s: %+v, %v", c.form, reply, err)
 			}
 		}

@@ -40,10 +40,9 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 	}
 	h := &heldLoad{seat: st, job: *job, sections: sections}
 	b := &st.held
-	if !b.add(h, s.owner.limits.Transfer.Queue) {
+	if !b.add(h, s.owner.cfg.Limits.Transfer.Queue) {
 		return false, true
 	}
-	s.owner.inflight.add()
 
 	at := &settling{}
 	forget := s.owner.ledger.Settle(st.engine.acct, lease, func() {
@@ -52,13 +51,11 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 		}
 	})
 	if at.afterSettle() { // no promise was open: the caller continues with the load
-		if b.take(job.ID) != nil {
-			s.owner.inflight.done()
-		}
+		b.take(job.ID)
 		return false, false
 	}
 	s.owner.metrics.LoadsHeld.Add(1)
-	b.arm(h, forget, s.owner.limits.Transfer.EventWait)
+	b.arm(h, forget, s.owner.cfg.Limits.Transfer.EventWait)
 	return true, false
 }
 
@@ -144,7 +141,6 @@ func (b *heldLoads) handOver(h *heldLoad) {
 		return
 	}
 	b.takeLocked(h.job.ID)
-	defer h.seat.session.owner.inflight.done() // start counts it again
 	if status := b.start(&h.job, h.sections); status != pool.OK {
 		h.report(status)
 	}
@@ -175,7 +171,6 @@ func (h *heldLoad) resume() {
 
 // cancel ends a load that was taken out of the table.
 func (h *heldLoad) cancel() {
-	defer h.seat.session.owner.inflight.done()
 	if h.forget != nil {
 		h.forget()
 	}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"sync"
@@ -126,7 +125,7 @@ func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 	if st.role != ipc.RoleWorker {
 		return pool.Invalid
 	}
-	inflight, w := st.session.owner.inflight, st.worker.Load()
+	w := st.worker.Load()
 	if w == nil { // the sizes of some shards are not known yet, so nothing can be stored
 		if job.Kind == transfer.Save {
 			return pool.Busy
@@ -134,25 +133,20 @@ func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 		return pool.Missing
 	}
 	job.Sections = convertSections(sections)
-	inflight.add()
 	switch err := w.Submit(*job); {
 	case err == nil:
 		return pool.OK
 	case errors.Is(err, transfer.ErrBusy):
-		inflight.done()
 		return pool.Busy
 	case errors.Is(err, transfer.ErrInvalid):
-		inflight.done()
 		return pool.Invalid
 	default:
-		inflight.done()
 		return transfer.Cancelled // the worker is being closed
 	}
 }
 
 // complete reports a finished job. The worker's threads call it; it does not block.
 func (s *session) complete(c transfer.Completion) {
-	defer s.owner.inflight.done()
 	s.protect(panicCompletion, func() { s.report(c) })
 }
 
@@ -315,57 +309,4 @@ func (t *jobTable) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.open)
-}
-
-// jobCounter counts the running jobs of all workers; a drain waits for it. Its methods may run
-// concurrently.
-type jobCounter struct {
-	mu   sync.Mutex
-	n    int
-	idle chan struct{} // closed when n reaches 0; nil: not waited for
-}
-
-// add counts one more.
-func (c *jobCounter) add() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.n++
-}
-
-// done counts one less.
-func (c *jobCounter) done() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.n--
-	if c.n == 0 && c.idle != nil {
-		close(c.idle)
-		c.idle = nil
-	}
-}
-
-// count returns how many run.
-func (c *jobCounter) count() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.n
-}
-
-// wait returns when no job runs, or with the context's error.
-func (c *jobCounter) wait(ctx context.Context) error {
-	c.mu.Lock()
-	if c.n == 0 {
-		c.mu.Unlock()
-		return nil
-	}
-	if c.idle == nil {
-		c.idle = make(chan struct{})
-	}
-	idle := c.idle
-	c.mu.Unlock()
-	select {
-	case <-idle:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

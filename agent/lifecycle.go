@@ -5,8 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -22,11 +20,10 @@ import (
 // Start opens the agent's sockets in this order, and closes them again on an error.
 //  1. HTTP: the lock of admin.sock guards the directory, so one agent at a time does the rest, and
 //     an operator sees an agent that is alive and not ready yet.
-//  2. Sockets of a dead agent are removed, so that their names are free.
-//  3. The pool's pressure call is set before anything can pin, the watchdog starts before a worker
-//     can be stuck, and the sweep before a space can be reset.
-//  4. lookup.sock and the configured sockets open; they answer misses from now on.
-//  5. The session socket opens last: an engine that registers finds everything else running.
+//  2. The pool's pressure call is set before anything can pin, and the sweep starts before a space
+//     can be reset.
+//  3. lookup.sock opens; it answers misses from now on.
+//  4. The session socket opens last: an engine that registers finds everything else running.
 func (a *Agent) Start() (err error) {
 	defer func() {
 		if err != nil {
@@ -39,17 +36,12 @@ func (a *Agent) Start() (err error) {
 	}); err != nil {
 		return err
 	}
-	if err = removeStale(a.cfg.Dir, a.cfg.SocketGroup); err != nil {
-		return err
-	}
 	a.pool.SetPressure(a.ledger.Revoke)
 	if a.tiers != nil {
-		a.tiers.OnAdopted(a.epochs.adopted)
+		a.tiers.OnAdopted(a.adopted)
 	}
-	a.owned.Go(func() { a.watchdog.run(a.cfg.Limits.Watch, a.stop) })
 	a.owned.Go(a.sweep)
 	a.owned.Go(a.expire)
-	a.sockets.start()
 	if err = a.sockets.openOwn(); err != nil {
 		return err
 	}
@@ -72,12 +64,21 @@ func (a *Agent) Start() (err error) {
 func (a *Agent) Drain(ctx context.Context) error {
 	a.switches.drained.Store(true)
 	a.workers.pacers.End()
-	a.log.Info("draining", zap.Int("jobs", a.inflight.count()))
-	if err := a.inflight.wait(ctx); err != nil {
-		return fmt.Errorf("%d jobs still run: %w", a.inflight.count(), err)
+	a.log.Info("draining", zap.Int("jobs", a.sessions.jobs()))
+	tick := time.NewTicker(drainPoll)
+	defer tick.Stop()
+	for a.sessions.jobs() > 0 {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%d jobs still run: %w", a.sessions.jobs(), ctx.Err())
+		}
 	}
 	return nil
 }
+
+// drainPoll is how often a drain looks whether jobs still run.
+const drainPoll = 5 * time.Millisecond
 
 // errShutdown is the text of the last ERROR.
 var errShutdown = errors.New("the agent is shutting down")
@@ -90,7 +91,7 @@ var errShutdown = errors.New("the agent is shutting down")
 //  4. the look-up sockets close: every request got its answer until here, and no lease is left;
 //  5. the fetches from other agents end, without waiting for these, as does the service to them;
 //  6. the pressure call is removed: nothing is leased any more;
-//  7. the watchdog and the sweep end;
+//  7. the sweep ends;
 //     then nothing is kept for requests any more, and no events are told;
 //  8. HTTP ends, and releases the directory's lock: a successor may start now.
 func (a *Agent) Close() {
@@ -102,7 +103,7 @@ func (a *Agent) Close() {
 			a.closed("session socket", a.listener.Close())
 		}
 		a.sessions.end(endShutdown, ipc.ErrCodeShutdown, errShutdown)
-		a.closed("look-up sockets", a.sockets.close())
+		a.sockets.close()
 		if a.cfg.Peers.Leave != nil {
 			a.closed("fetches from other agents", a.cfg.Peers.Leave())
 		}
@@ -143,42 +144,6 @@ func (a *Agent) Run(ctx, now context.Context, drain time.Duration) error {
 	err := a.Drain(bounded)
 	a.Close()
 	return err
-}
-
-// lockSuffix is appended to a socket's name to name its lock.
-const lockSuffix = ".lock"
-
-// removeStale removes the sockets of a dead agent from the directory: those whose lock is free. A
-// lock without a socket is ignored, because other software has files of such names too. This agent
-// holds the lock of admin.sock, so no other agent uses the directory.
-func removeStale(dir string, group int) error {
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("socket-dir: %w", err)
-	}
-	for _, f := range files {
-		name, isLock := strings.CutSuffix(f.Name(), lockSuffix)
-		if !isLock || name == socketdir.Admin || !isSocket(filepath.Join(dir, name)) {
-			continue
-		}
-		// Listening takes the lock and replaces the dead socket; closing removes both.
-		l, err := socketdir.Listen(filepath.Join(dir, name), group)
-		if errors.Is(err, socketdir.ErrInUse) {
-			return fmt.Errorf("socket-dir: %w", err)
-		}
-		if err != nil {
-			continue // not one of our sockets: opening a socket of that name will fail
-		}
-		if err := l.Close(); err != nil {
-			return fmt.Errorf("socket-dir: %w", err)
-		}
-	}
-	return nil
-}
-
-func isSocket(path string) bool {
-	info, err := os.Lstat(path)
-	return err == nil && info.Mode()&fs.ModeSocket != 0
 }
 
 // Ready returns the reason why the agent does not serve: its sockets are not open or were removed,

@@ -212,15 +212,11 @@ func TestOneAgentForADirectory(t *testing.T) {
 		t.Errorf("the first agent: %+v", got)
 	}
 	r.agent.Close()
-	leaveStale(t, r.path("lookup_rpc_port_0_dp_rank0"))
 	leaveStale(t, r.path(socketdir.Session))
 	check(t, os.WriteFile(r.path("a file"), nil, 0o600))
 	third, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
 	check(t, err)
 	check(t, third.Start())
-	if _, err := os.Lstat(r.path("lookup_rpc_port_0_dp_rank0")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a dead agent's socket is still there: %v", err)
-	}
 	if _, err := os.Lstat(r.path("a file")); err != nil {
 		t.Errorf("another file was removed: %v", err)
 	}

@@ -227,7 +227,7 @@ func (k *lookupSock) reset(reply *ipc.LookupReply) {
 	if sp == nil || k.fp == (pool.Fingerprint{}) {
 		return
 	}
-	if _, err := k.epochs.reset(sp, nil, "a look-up socket"); err == nil {
+	if _, err := k.resetSpace(sp, nil, "a look-up socket"); err == nil {
 		reply.Status = ipc.LookupHit
 	}
 }

@@ -6,16 +6,12 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/contain"
-	"github.com/kvagent/kvagent/agent/delivery"
-	"github.com/kvagent/kvagent/agent/history"
-	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
+	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/lookup"
@@ -38,50 +34,25 @@ type lookupSock struct {
 // lookupSockets are the look-up sockets by name. Engines of one space share a socket; it is closed
 // when the last seat that named it is vacated.
 type lookupSockets struct {
-	answers     *answers
-	dir         string
-	socketGroup int
-	most        int          // at once
-	peers       int64        // connections at once, to all sockets together
-	context     *ipc.Context // from start to close
+	*answers
+	peers *connlimit.Limit // connections to all sockets together
 
 	mu     sync.Mutex
 	byName map[string]*lookupSock
 	past   ipc.LookupCounters // of sockets that are closed
 }
 
-// answers holds what all look-up sockets share to answer requests.
+// answers is what all look-up sockets answer requests from.
 type answers struct {
-	boot       [16]byte
-	index      pool.Index // the pool
-	tiers      pool.Tiers // the same, if it has tiers below its memory; nil: none
-	registry   *registry
-	ledger     *lease.Ledger
-	checker    ready.Checker
-	epochs     *epochs
-	switches   *switches
-	metrics    *admin.Metrics
-	leaseBytes int64         // cap of one engine's leases
-	askWait    time.Duration // longest wait for tiers
-	deliveries *delivery.Table
-	peer       string // this agent's address for other agents
-	fetches    bool   // other agents can be asked
-	epochOf    func(pool.SpaceID) uint32
-	history    *history.History // nil: nothing is remembered
-	log        *zap.Logger
+	*Agent
+	index   pool.Index // the pool
+	checker ready.Checker
 }
 
-func newLookupSockets(cfg *Config, peers int64, from *answers) *lookupSockets {
+func newLookupSockets(peers int64, from *answers) *lookupSockets {
 	return &lookupSockets{
-		answers: from, dir: cfg.Dir, socketGroup: cfg.SocketGroup, most: cfg.Limits.Sockets, peers: peers,
-		byName: make(map[string]*lookupSock),
+		answers: from, peers: connlimit.ForUsers(int(peers)), byName: make(map[string]*lookupSock),
 	}
-}
-
-// start makes the context that sockets need.
-func (l *lookupSockets) start() {
-	l.context = ipc.NewContext()
-	l.context.LimitPeers(l.peers)
 }
 
 // openOwn opens lookup.sock, which stays open as long as the agent.
@@ -115,13 +86,14 @@ func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 }
 
 func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupSock, error) {
-	if len(l.byName) >= l.most {
-		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName), l.most)
+	if len(l.byName) >= l.cfg.Limits.Sockets {
+		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName),
+			l.cfg.Limits.Sockets)
 	}
 	k := &lookupSock{answers: l.answers, name: name, fp: fp, seats: make(map[*seat]struct{})}
 	k.engines.Store(&[]*engine{})
-	server, err := l.context.ListenLookup(ipc.LookupOptions{
-		Dir: l.dir, Name: name, SocketGroup: l.socketGroup, Boot: l.answers.boot,
+	server, err := ipc.ListenLookup(ipc.LookupOptions{
+		Dir: l.cfg.Dir, Name: name, SocketGroup: l.cfg.SocketGroup, Boot: l.boot, Peers: l.peers,
 		OnMalformed: k.malformed, OnUnsent: k.unsent, OnPanic: k.panicked,
 		OnAnswered: k.answered,
 	}, k.handle)
@@ -130,7 +102,7 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 	}
 	k.server = server
 	l.byName[name] = k
-	l.answers.log.Info("look-up socket open", zap.String("path", l.path(name)), spaceField(fp))
+	l.log.Info("look-up socket open", zap.String("path", l.path(name)), spaceField(fp))
 	return k, nil
 }
 
@@ -150,17 +122,13 @@ func (l *lookupSockets) drop(st *seat) {
 	}
 }
 
-// close closes all sockets and the context.
-func (l *lookupSockets) close() error {
+// close closes all sockets.
+func (l *lookupSockets) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range l.byName {
 		l.closeLocked(k)
 	}
-	if l.context == nil {
-		return nil
-	}
-	return l.context.Close()
 }
 
 func (l *lookupSockets) closeLocked(k *lookupSock) {
@@ -169,13 +137,13 @@ func (l *lookupSockets) closeLocked(k *lookupSock) {
 	counted := k.server.Counters()
 	l.past.Add(&counted)
 	if err != nil {
-		l.answers.log.Error("look-up socket not closed", zap.String("path", l.path(k.name)), zap.Error(err))
+		l.log.Error("look-up socket not closed", zap.String("path", l.path(k.name)), zap.Error(err))
 		return
 	}
-	l.answers.log.Info("look-up socket closed", zap.String("path", l.path(k.name)))
+	l.log.Info("look-up socket closed", zap.String("path", l.path(k.name)))
 }
 
-func (l *lookupSockets) path(name string) string { return filepath.Join(l.dir, name) }
+func (l *lookupSockets) path(name string) string { return filepath.Join(l.cfg.Dir, name) }
 
 // names returns the names of the open sockets, sorted.
 func (l *lookupSockets) names() []string {
@@ -201,9 +169,9 @@ func (l *lookupSockets) counters() ipc.LookupCounters {
 	return sum
 }
 
-// malformed logs a request that the server could not read; the server bounds the rate.
-func (k *lookupSock) malformed(err error, skipped uint64) {
-	k.log.Warn("malformed look-up", zap.String("socket", k.name), zap.Error(err), zap.Uint64("not_logged", skipped))
+// malformed logs a request that the server could not read.
+func (k *lookupSock) malformed(err error) {
+	k.rare.Warn("malformed look-up", zap.String("socket", k.name), zap.Error(err))
 }
 
 // unsent takes back the lease of an answer that could not be sent. Its number is unknown to any

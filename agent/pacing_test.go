@@ -134,11 +134,3 @@ func TestDrainWithoutPace(t *testing.T) {
 		t.Errorf("paces: %+v", p)
 	}
 }
-
-// TestPaceOutOfRange expects an impossible rate to be refused with the allowed range.
-func TestPaceOutOfRange(t *testing.T) {
-	c := Config{Dir: "x", Pace: pace.MinRate - 1}
-	if err := c.validate(); !contains(err, "pace: 1048575") || !contains(err, "allowed: off, auto, 1048576 to") {
-		t.Errorf("%v", err)
-	}
-}

@@ -32,7 +32,7 @@ func (s *session) registerLocked(m *ipc.Register) error {
 		return unexpected("REGISTER", "req", "the session has a registration, allowed is one until UNREGISTER")
 	}
 	s.mu.skipped = registration.Left{}
-	err := registration.Check(m, s.owner.dir)
+	err := registration.Check(m, s.owner.cfg.Dir)
 	if err == nil && s.owner.switches.draining() {
 		err = errors.New("the agent is shutting down")
 	}
@@ -45,9 +45,9 @@ func (s *session) registerLocked(m *ipc.Register) error {
 		return nil
 	}
 	s.mu.reg = &registering{Gathering: registration.New(m), seat: st,
-		timer: time.AfterFunc(s.owner.limits.Parts, func() {
+		timer: time.AfterFunc(s.owner.cfg.Limits.Parts, func() {
 			s.terminate(endLimit, ipc.ErrCodeLimit,
-				fmt.Errorf("the parts of REGISTER did not come within %v", s.owner.limits.Parts))
+				fmt.Errorf("the parts of REGISTER did not come within %v", s.owner.cfg.Limits.Parts))
 		})}
 	s.completeLocked()
 	return nil
@@ -209,18 +209,7 @@ func (s *session) refuseLocked(left registration.Left, instance string, err erro
 	}
 	s.owner.metrics.Registrations[result].Add(1)
 	s.log.Warn("registration refused", zap.String("instance", instance), zap.Error(err))
-	s.answer(&ipc.Registered{Req: left.Req, Status: status, Text: cutText(err.Error())})
-}
-
-// cutText cuts a text to the length that a message allows.
-func cutText(t string) string {
-	for len(t) > ipc.MaxText {
-		t = t[:len(t)-1]
-		for len(t) > 0 && t[len(t)-1]&0xC0 == 0x80 {
-			t = t[:len(t)-1]
-		}
-	}
-	return t
+	s.answer(&ipc.Registered{Req: left.Req, Status: status, Text: err.Error()})
 }
 
 // hangupPoll is the interval at which a running import checks that its engine still exists: the

@@ -178,12 +178,10 @@ func TestFullQueueIsBusy(t *testing.T) {
 	}
 }
 
-// The watchdog: a worker whose step gets too old fails Live, which names it, and recovers when it
-// moves.
-func TestWatchdogNamesStuckWorker(t *testing.T) {
+// A worker whose step gets too old fails Live, which names it, and recovers when it moves.
+func TestLiveNamesStuckWorker(t *testing.T) {
 	r := newRig(t, withConfig(func(c *Config) {
-		c.Limits.Stuck, c.Limits.Watch = 50*time.Millisecond,
-			5*time.Millisecond
+		c.Limits.Stuck = 50 * time.Millisecond
 	}))
 	_, w, _ := r.joinEngine(register("slow engine"))
 	if err := r.agent.Live(); err != nil {
@@ -196,12 +194,9 @@ func TestWatchdogNamesStuckWorker(t *testing.T) {
 	if err := r.agent.Live(); !contains(err, want) || !contains(err, "save job 7") {
 		t.Errorf("%v, want one that names %s", err, want)
 	}
-	r.waitFor("the log says so", func(admin.Status) bool { return r.logs.FilterMessage("worker stuck").Len() == 1 })
 	w[0].stream.SetStep(5)
 	if got := w[0].done(7); !all(got, ipc.BlockOK) {
 		t.Errorf("save: %v", got)
 	}
 	r.waitFor("the worker moves", func(admin.Status) bool { return r.agent.Live() == nil })
-	r.waitFor("the log says so",
-		func(admin.Status) bool { return r.logs.FilterMessage("worker moves again, or ended").Len() == 1 })
 }

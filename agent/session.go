@@ -119,8 +119,8 @@ func (s *session) read() {
 func (s *session) greet() error {
 	hello, err := ipc.ServeHandshake(s.conn, ipc.Welcome{
 		Boot: s.owner.boot, Session: s.number, MaxFrame: ipc.MaxFrame, MaxJobBlocks: ipc.MaxJobBlocks,
-		MaxQueue: uint32(s.owner.limits.Transfer.Queue), LeaseBytes: uint64(s.owner.leaseBytes),
-		Peer: s.owner.peer,
+		MaxQueue: uint32(s.owner.cfg.Limits.Transfer.Queue), LeaseBytes: uint64(s.owner.cfg.LeaseBytes),
+		Peer: s.owner.cfg.Peers.Address,
 	}, ipc.MinVersion, ipc.Version)
 	if err != nil {
 		return err
@@ -305,9 +305,9 @@ func (s *session) reset(m *ipc.Reset) {
 		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: "the session has no registration"})
 		return
 	}
-	epoch, err := s.owner.epochs.reset(st.space, s, fmt.Sprintf("instance %q", st.engine.instance))
+	epoch, err := s.owner.resetSpace(st.space, s, fmt.Sprintf("instance %q", st.engine.instance))
 	if err != nil {
-		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: cutText(err.Error())})
+		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: err.Error()})
 		return
 	}
 	s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegDone, Epoch: epoch})

@@ -15,43 +15,15 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/agent/delivery"
-	"github.com/kvagent/kvagent/agent/events"
-	"github.com/kvagent/kvagent/agent/hints"
-	"github.com/kvagent/kvagent/agent/history"
-	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/peercred"
-	"github.com/kvagent/kvagent/pool"
 )
 
-// sessions holds the open session sockets, the goroutines that serve them, and their shared
-// dependencies.
+// sessions holds the agent's open session sockets, and the goroutines that serve them.
 type sessions struct {
-	boot       [16]byte
-	dir        string // of look-up sockets
-	limits     *Limits
-	places     *connlimit.Limit
-	leaseBytes int64 // cap of one engine's leases
-	log        *zap.Logger
-
-	registry *registry
-	ledger   *lease.Ledger
-	tiers    pool.Tiers // nil: none
-	sockets  *lookupSockets
-	epochs   *epochs
-	workers  *workers
-	memory   *memory
-	inflight *jobCounter
-	switches *switches
-	metrics  *admin.Metrics
-
-	deliveries *delivery.Table
-	hints      *hints.Ledger    // nil: the pool takes no hints
-	events     *events.Desk     // may be nil
-	history    *history.History // may be nil
-	peer       string           // the agent's address for other agents
+	*Agent
+	places *connlimit.Limit
 
 	mu      sync.Mutex
 	last    uint64 // number of the newest session, see firstSession
@@ -76,7 +48,7 @@ func (all *sessions) accept(l *ipc.SessionListener, stop <-chan struct{}) {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			all.log.Error("session not accepted", zap.Error(err))
+			all.rare.Error("session not accepted", zap.Error(err))
 			pause := time.NewTimer(acceptPause)
 			select {
 			case <-pause.C:
@@ -98,7 +70,8 @@ func (all *sessions) refused(peer peercred.Cred, err error) {
 // admitConn starts a session, or ends it at once if there are too many.
 func (all *sessions) admitConn(conn *ipc.Conn) {
 	s := &session{
-		owner: all, conn: conn, pid: conn.Peer().Pid, out: newOutbox(all.limits.Outbox), ending: make(chan struct{}),
+		owner: all, conn: conn, pid: conn.Peer().Pid, out: newOutbox(all.cfg.Limits.Outbox),
+		ending: make(chan struct{}),
 	}
 	var err error
 	s.place, err = all.places.Enter(connlimit.User(conn.Peer().Uid, uint32(os.Geteuid())), func() {
@@ -140,6 +113,14 @@ func (all *sessions) list() []*session {
 	}
 	slices.SortFunc(out, func(a, b *session) int { return cmp.Compare(a.number, b.number) })
 	return out
+}
+
+// jobs returns how many jobs of all sessions run.
+func (all *sessions) jobs() (n int) {
+	for _, one := range all.list() {
+		n += one.jobs.count()
+	}
+	return n
 }
 
 // end terminates all sessions, waits until they are torn down, and prevents new ones.

@@ -19,7 +19,7 @@ import (
 func (a *Agent) source() admin.Source {
 	return admin.Source{
 		State: a.state, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready,
-		Set: a.sessions.set, Reset: a.resetStored, Tiers: a.tiers, Tail: a.events.Tail, Explain: a.world(),
+		Set: a.sessions.set, Reset: a.resetStored, Tiers: a.tiers, Explain: a.world(),
 		Hints: a.hints,
 	}
 }
@@ -40,12 +40,14 @@ func (a *Agent) state() admin.Status {
 	s := admin.Status{
 		Version: a.cfg.Version, Boot: hex.EncodeToString(a.boot[:]), Since: a.since,
 		Draining: a.switches.draining(), Switches: a.switches.state(),
-		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.inflight.count(),
-		Stuck: len(a.watchdog.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
+		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.sessions.jobs(),
+		Stuck: len(a.registry.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), LookupFaults: lookupFaults(a.sockets.counters()), Pool: a.pool.Stats(),
 		Movers: a.movers(), Orphans: admin.Orphans{PIDs: []int{}},
-		Sample: admin.SampleStatus{Every: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne()},
-		Paces:  a.workers.pacers.Report(), Hints: admin.HintStatus{Report: a.hints.Report()},
+		Sample: admin.SampleStatus{
+			Every: a.cfg.VerifySample, LastMismatch: *cmp.Or(a.workers.mismatch.Load(), new(string)),
+		},
+		Paces: a.workers.pacers.Report(), Hints: admin.HintStatus{Report: a.hints.Report()},
 		Events: a.events.Report(), Transfers: admin.TransfersStatus{Report: a.deliveries.Report()},
 	}
 	s.Engines, s.EnginesComplete = a.registry.countEngines()
@@ -174,7 +176,7 @@ func (a *Agent) resetStored(fp pool.Fingerprint) (now admin.CacheSpace, stored b
 	if sp == nil {
 		return now, false, nil
 	}
-	if _, err := a.epochs.reset(sp, nil, "the operator"); err != nil {
+	if _, err := a.resetSpace(sp, nil, "the operator"); err != nil {
 		if errors.Is(err, errSpaceClosed) {
 			err = nil
 		}
@@ -192,7 +194,7 @@ func (r *registry) space(fp pool.Fingerprint) *space {
 
 // answered remembers a look-up. The peer has its answer.
 func (k *lookupSock) answered(req *ipc.LookupRequest, reply *ipc.LookupReply) {
-	if k.history == nil {
+	if k.cfg.History == nil {
 		return
 	}
 	fp, hashTokens := pool.Fingerprint(req.Space), uint32(0)
@@ -202,7 +204,7 @@ func (k *lookupSock) answered(req *ipc.LookupRequest, reply *ipc.LookupReply) {
 	if sp := k.registry.view.Load().spaces[fp]; sp != nil {
 		hashTokens = sp.hashTokens
 	}
-	k.history.Answered(fp, hashTokens, req, reply)
+	k.cfg.History.Answered(fp, hashTokens, req, reply)
 }
 
 // refused remembers the blocks of a save that were not stored.
@@ -213,7 +215,7 @@ func (s *session) refused(sections []transfer.Section, status []pool.Status) {
 	}
 	for i := range sections {
 		one := &sections[i]
-		s.owner.history.Refused(st.space.fp, one.Group, one.Hashes, status)
+		s.owner.cfg.History.Refused(st.space.fp, one.Group, one.Hashes, status)
 		status = status[one.Hashes.N:]
 	}
 }

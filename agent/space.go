@@ -46,8 +46,9 @@ type space struct {
 }
 
 func newSpace(fp pool.Fingerprint, identity []byte, r *ipc.Register, epoch uint32) *space {
+	pairs := identityMap(r.Identity)
 	return &space{
-		fp: fp, identity: identity, model: identityValue(r.Identity, "model"), pairs: identityMap(r.Identity),
+		fp: fp, identity: identity, model: pairs["model"], pairs: pairs,
 		groups: r.Groups, hashTokens: r.HashTokens,
 		sizes: make([][]uint32, r.Shards), claims: make([]int, r.Shards),
 		seats: make(map[*seat]struct{}), first: epoch, epoch: epoch,
@@ -60,15 +61,6 @@ func identityMap(pairs []ipc.Pair) map[string]string {
 		out[p.Key] = p.Value
 	}
 	return out
-}
-
-func identityValue(pairs []ipc.Pair, key string) string {
-	for _, p := range pairs {
-		if p.Key == key {
-			return p.Value
-		}
-	}
-	return ""
 }
 
 // matches compares the identity from which the fingerprint was made.

@@ -157,7 +157,7 @@ func TestClosedSpaceIsNotTheNext(t *testing.T) {
 	if n, refs, _ := r.agent.pool.Pin(rules.ID, 0, h, 1<<20, nil); n != 0 || len(refs) != 0 {
 		t.Errorf("%d blocks of another space were pinned", n)
 	}
-	if _, err := r.agent.epochs.reset(sp, nil, "a test"); err == nil {
+	if _, err := r.agent.resetSpace(sp, nil, "a test"); err == nil {
 		t.Error("a closed space was reset")
 	}
 	if got := w.load(1, 0, chain(1, 4), 8); !all(got, ipc.BlockOK) {

@@ -15,15 +15,6 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// watchdog finds workers whose current step is too old. A health check asks the workers directly;
-// the goroutine only logs when one becomes stuck and when it moves again.
-type watchdog struct {
-	registry *registry
-	limit    time.Duration // a step older than this is stuck
-	log      *zap.Logger
-	stuck    map[*seat]stuckStep // logged as stuck; owned by the goroutine
-}
-
 // stuckStep is a worker whose step is older than Limits.Stuck.
 type stuckStep struct {
 	seat *seat
@@ -36,53 +27,18 @@ func (s stuckStep) String() string {
 		s.seat.engine.instance, s.seat.session.pid, s.step, s.age.Round(time.Millisecond))
 }
 
-func newWatchdog(r *registry, limit time.Duration, log *zap.Logger) *watchdog {
-	return &watchdog{registry: r, limit: limit, log: log, stuck: make(map[*seat]stuckStep)}
-}
-
-// run checks the workers periodically until stop is closed.
-func (w *watchdog) run(every time.Duration, stop <-chan struct{}) {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			w.look()
-		case <-stop:
-			return
-		}
-	}
-}
-
-// look logs which workers became stuck, and which moved again.
-func (w *watchdog) look() {
-	now := make(map[*seat]stuckStep)
-	for _, s := range w.stuckWorkers() {
-		now[s.seat] = s
-		if _, before := w.stuck[s.seat]; !before {
-			w.log.Error("worker stuck", zap.Stringer("worker", s))
-		}
-	}
-	for st, s := range w.stuck {
-		if _, still := now[st]; !still {
-			w.log.Info("worker moves again, or ended", zap.Stringer("worker", s))
-		}
-	}
-	w.stuck = now
-}
-
 // stuckWorkers returns the workers whose current step is older than Limits.Stuck, by instance and
 // rank.
-func (w *watchdog) stuckWorkers() []stuckStep {
-	w.registry.mu.Lock()
-	defer w.registry.mu.Unlock()
+func (r *registry) stuckWorkers() []stuckStep {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var out []stuckStep
-	for _, e := range w.registry.engines {
+	for _, e := range r.engines {
 		for _, st := range e.ranks {
 			if st == nil {
 				continue
 			}
-			if step, age := st.step(); age > w.limit {
+			if step, age := st.step(); age > r.limits.Stuck {
 				out = append(out, stuckStep{st, step, age})
 			}
 		}
@@ -96,7 +52,7 @@ func (w *watchdog) stuckWorkers() []stuckStep {
 
 // Live returns an error that names the stuck workers.
 func (a *Agent) Live() error {
-	stuck := a.watchdog.stuckWorkers()
+	stuck := a.registry.stuckWorkers()
 	if len(stuck) == 0 {
 		return nil
 	}

@@ -7,8 +7,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/agent/events"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -24,7 +22,7 @@ const flushLimit = 200 * time.Millisecond
 func (s *session) teardown(written <-chan struct{}) {
 	registered := s.undoRegistration()
 	if s.end.code != 0 {
-		s.out.push(&ipc.Error{Code: s.end.code, Text: cutText(s.end.detail.Error())})
+		s.out.push(&ipc.Error{Code: s.end.code, Text: s.end.detail.Error()})
 	}
 	s.out.close()
 	limit := time.NewTimer(flushLimit)
@@ -117,32 +115,23 @@ func (s *session) unregisterLocked(m *ipc.Unregister) {
 	s.answer(&ipc.Unregistered{Req: m.Req, Status: ipc.RegDone})
 }
 
-// epochs advances spaces' weights epochs, and notifies engines of them and of other nodes' resets.
-type epochs struct {
-	registry *registry
-	metrics  *admin.Metrics
-	log      *zap.Logger
-	events   *events.Desk     // may be nil
-	history  *history.History // may be nil
-}
-
-// reset starts a new weights epoch of a space. by is the requesting session, or nil; who names the
-// requester.
-func (e *epochs) reset(sp *space, by *session, who string) (uint32, error) {
+// resetSpace starts a new weights epoch of a space. by is the requesting session, or nil; who names
+// the requester.
+func (a *Agent) resetSpace(sp *space, by *session, who string) (uint32, error) {
 	sp.resetting.Lock()
 	defer sp.resetting.Unlock()
 	at := time.Now() // before its blocks are dropped
-	epoch, others, err := e.registry.reset(sp, by)
+	epoch, others, err := a.registry.reset(sp, by)
 	if err != nil {
 		if !errors.Is(err, errSpaceClosed) {
-			e.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
+			a.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
 		}
 		return 0, err
 	}
-	e.events.Forget(sp.fp)
-	e.metrics.Resets.Add(1)
-	e.history.WasReset(history.Reset{At: at, Space: sp.fp, By: who})
-	e.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
+	a.events.Forget(sp.fp)
+	a.metrics.Resets.Add(1)
+	a.cfg.History.WasReset(history.Reset{At: at, Space: sp.fp, By: who})
+	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
 	for _, other := range others {
 		other.notifyGreeted(&ipc.Epoch{Epoch: epoch})
 	}
@@ -150,16 +139,16 @@ func (e *epochs) reset(sp *space, by *session, who string) (uint32, error) {
 }
 
 // adopted notifies the sessions of a space of its new epoch.
-func (e *epochs) adopted(fp pool.Fingerprint) {
-	e.events.Forget(fp)
-	sp, sessions := e.registry.sessionsOf(fp)
+func (a *Agent) adopted(fp pool.Fingerprint) {
+	a.events.Forget(fp)
+	sp, sessions := a.registry.sessionsOf(fp)
 	if sp == nil {
 		return
 	}
-	signal(e.registry.swept)
-	epoch := e.registry.epochOf(sp)
-	e.history.WasReset(history.Reset{At: time.Now(), Space: fp, By: "another node"})
-	e.log.Info("new weights epoch: the space was reset on another node",
+	signal(a.registry.swept)
+	epoch := a.registry.epochOf(sp)
+	a.cfg.History.WasReset(history.Reset{At: time.Now(), Space: fp, By: "another node"})
+	a.log.Info("new weights epoch: the space was reset on another node",
 		zap.String("model", sp.model), spaceField(fp), zap.Uint32("epoch", epoch))
 	for _, s := range sessions {
 		s.notifyGreeted(&ipc.Epoch{Epoch: epoch})

@@ -18,22 +18,17 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 	if q.Hashes.N == 0 {
 		return false
 	}
-	within := k.askWait
+	within := k.cfg.Limits.AskWait
 	if req.Form == ipc.FormOwn {
 		within = min(within, req.Deadline()*3/4)
 	}
 	k.asked = k.asked[:0]
 	for i := range rules.Groups {
-		if !asksFor(req.Groups, uint8(i)) {
-			continue
+		if q.Asks(uint8(i)) {
+			h := rules.Blocks(q.Hashes, uint8(i), uint64(q.HBMTokens), // skip the engine's own blocks
+				min(uint64(q.Tokens), uint64(q.Hashes.N)*uint64(rules.HashTokens)))
+			k.asked = append(k.asked, pool.Asked{Group: uint8(i), Hashes: h, Sparse: rules.Groups[i].Window != 0})
 		}
-		g := &rules.Groups[i]
-		scale := int(g.BlockTokens / rules.HashTokens)
-		h := q.Hashes
-		h.First, h.Step, h.N = scale-1, scale,
-			int(min(uint64(q.Tokens), uint64(h.N)*uint64(rules.HashTokens))/uint64(g.BlockTokens))
-		own := min(int(q.HBMTokens/g.BlockTokens), h.N) // skip the engine's own blocks
-		k.asked = append(k.asked, pool.Asked{Group: uint8(i), Hashes: h.Slice(own, h.N), Sparse: g.Window != 0})
 	}
 	if anew {
 		return k.tiers.AskAnew(rules.ID, k.asked, start.Add(within))
@@ -41,19 +36,10 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 	return k.tiers.Ask(rules.ID, k.asked, start.Add(within))
 }
 
-func asksFor(groups []uint8, g uint8) bool {
-	for _, asked := range groups {
-		if asked == g {
-			return true
-		}
-	}
-	return len(groups) == 0
-}
-
 // hint starts fetching what a probe found in lower tiers, because its client is likely to reserve
 // soon.
 func (k *lookupSock) hint(q *lookup.Query, rules *lookup.Space) {
-	hit := lookup.Reserve(k.index, rules, q, k.leaseBytes, k.hinted[:0])
+	hit := lookup.Reserve(k.index, rules, q, k.cfg.LeaseBytes, k.hinted[:0])
 	k.tiers.Hint(hit.Refs)
 	k.hinted = hit.Refs[:0]
 }
@@ -95,7 +81,7 @@ type expected struct {
 // is set.
 func (k *lookupSock) expect(req *ipc.LookupRequest, rules *lookup.Space) (x expected) {
 	x.most = lookup.Limit(rules, &k.query)
-	if req.Peer != "" && req.Peer != k.peer && k.fetches {
+	if req.Peer != "" && req.Peer != k.cfg.Peers.Address && k.cfg.Peers.Fetch != nil {
 		x.grows = k.fetching(req, rules, x.most)
 		return x
 	}
@@ -142,22 +128,20 @@ func (k *lookupSock) fetching(req *ipc.LookupRequest, rules *lookup.Space, most 
 	}
 	return k.deliveries.Start(&delivery.Request{
 		Peer: req.Peer, Name: string(req.Transfer), Early: req.Early,
-		Fingerprint: sp.fp, Space: rules.ID, Epoch: k.epochOf(rules.ID), Shards: sp.spec.Shards,
-		Chains: k.lacking(req, rules, most),
+		Fingerprint: sp.fp, Space: rules.ID, Epoch: k.pool.Epoch(rules.ID), Shards: sp.spec.Shards,
+		Chains: k.lacking(rules, most),
 	}, req.Session)
 }
 
 // lacking returns the blocks up to most tokens that this agent has not, in memory of their own.
-func (k *lookupSock) lacking(req *ipc.LookupRequest, rules *lookup.Space, most uint32) (chains []delivery.Chain) {
+func (k *lookupSock) lacking(rules *lookup.Space, most uint32) (chains []delivery.Chain) {
 	left := maxFetchBlocks
 	for i := range rules.Groups {
-		if !asksFor(req.Groups, uint8(i)) {
+		if !k.query.Asks(uint8(i)) {
 			continue
 		}
 		g := &rules.Groups[i]
-		scale := int(g.BlockTokens / rules.HashTokens)
-		h := k.query.Hashes
-		h.First, h.Step, h.N = scale-1, scale, int(most/g.BlockTokens)
+		h := rules.Blocks(k.query.Hashes, uint8(i), 0, uint64(most))
 		own := min(int(k.query.HBMTokens/g.BlockTokens), h.N)
 		chains = delivery.Lacking(chains, k.index, rules.ID, uint8(i), h, own, g.Window != 0, &left)
 	}

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -20,34 +20,18 @@ import (
 
 // workers starts the transfers of registered workers.
 type workers struct {
-	device    cudaipc.Device
-	pool      pool.Memory
-	integrity transfer.Integrity
-	limits    transfer.Limits
-	perGPU    int                              // copies that run at once on a GPU, and on CPUs
-	lanes     map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
-	pacers    *pace.Devices
-	awaited   func(pool.SpaceID) bool // whether an engine waits for blocks of a space
-	tiers     bool                    // tiers below memory are to have what is saved
-	log       *zap.Logger
-
-	every      uint32 // one block in so many is checked end to end; 0: none
-	seed       uint64
-	arena      []byte // the pool's, as mapped in this process
-	mismatches mismatches
+	*Agent
+	lanes    map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
+	pacers   *pace.Devices
+	arena    []byte                 // the pool's, as mapped in this process
+	mismatch atomic.Pointer[string] // the last one; nil: there was none
 }
 
-func newWorkers(
-	cfg *Config, p pool.Memory, device cudaipc.Device, awaited func(pool.SpaceID) bool, boot [16]byte, log *zap.Logger,
-) *workers {
+func newWorkers(a *Agent) *workers {
 	w := &workers{
-		device: device, pool: p, integrity: cfg.Integrity, limits: cfg.Limits.Transfer, perGPU: cfg.Lanes,
-		lanes: map[cudaipc.UUID]*transfer.Lanes{}, pacers: pace.NewDevices(cfg.Pace, cfg.CPUPacer), awaited: awaited,
-		log:   log,
-		every: cfg.VerifySample, seed: binary.LittleEndian.Uint64(boot[:8]),
+		Agent: a, lanes: map[cudaipc.UUID]*transfer.Lanes{}, pacers: pace.NewDevices(a.cfg.Pace, a.cfg.CPUPacer),
 	}
-	w.arena, _ = p.Arena()
-	_, w.tiers = p.(pool.Tiers)
+	w.arena, _ = a.pool.Arena()
 	return w
 }
 
@@ -57,15 +41,13 @@ func (w *workers) start(st *seat) error {
 	started, err := transfer.Start(transfer.Config{
 		Owner:  func() pool.Owner { return pool.Owner(st.owner.Load()) },
 		Device: w.device, Peer: st.peer, Slots: w.pool, Space: space, Spec: st.space.spec,
-		Shard: st.layouts[0].Shard, Layout: st.layouts[0].Layout, Others: st.layouts[1:],
-		Integrity: w.integrity, Sampling: w.sampling(st),
-		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.awaited(space) },
-		Refusable: !w.tiers,
-		Limits:    w.limits, Complete: st.session.complete,
+		Held:      st.layouts,
+		Integrity: w.cfg.Integrity, Sampling: w.sampling(st),
+		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.deliveries.Awaited(space) },
+		Refusable: w.tiers == nil, // else tiers below memory are to have what is saved
+		Limits:    w.cfg.Limits.Transfer, Complete: st.session.complete,
 	})
 	if err != nil {
-		w.log.Error("worker not started", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
-			zap.Error(err))
 		return fmt.Errorf("segments: %w", err)
 	}
 	st.steps.Store(pacer.Engine())
@@ -87,71 +69,37 @@ func deviceName(gpu cudaipc.UUID) string {
 func (w *workers) lanesLocked(gpu cudaipc.UUID) *transfer.Lanes {
 	l := w.lanes[gpu]
 	if l == nil {
-		l = transfer.NewLanes(w.perGPU, w.limits.SaveAge, nil)
+		l = transfer.NewLanes(w.cfg.Lanes, w.cfg.Limits.Transfer.SaveAge, nil)
 		w.lanes[gpu] = l
 	}
 	return l
 }
 
-// mismatchEvery is the least time between two logged mismatches; those in between are counted in
-// the next line.
-const mismatchEvery = 10 * time.Second
-
-// mismatches keeps the last mismatch and limits the rate of its log line.
-type mismatches struct {
-	mu     sync.Mutex
-	last   string // empty: there was none
-	logged time.Time
-	silent int // since then
-}
-
-// record keeps a mismatch, and reports whether to log it and how many were not logged before it.
-func (m *mismatches) record(text string, now time.Time) (log bool, silent int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.last = text
-	if !m.logged.IsZero() && now.Sub(m.logged) < mismatchEvery {
-		m.silent++
-		return false, 0
-	}
-	silent, m.logged, m.silent = m.silent, now, 0
-	return true, silent
-}
-
-func (m *mismatches) lastOne() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.last
-}
-
 // sampling returns the end-to-end check of a worker's blocks.
 func (w *workers) sampling(st *seat) transfer.Sampling {
 	return transfer.Sampling{
-		Every: w.every, Seed: w.seed + uint64(st.peer), Arena: w.arena,
-		Mismatch: func(m transfer.Mismatch) { w.mismatch(st, &m) },
+		Every: w.cfg.VerifySample, Seed: binary.LittleEndian.Uint64(w.boot[:]) + uint64(st.peer), Arena: w.arena,
+		Mismatch: func(m transfer.Mismatch) { w.mismatched(st, &m) },
 	}
 }
 
-// mismatch records and logs that a block's bytes differ between an engine and the pool. The block
+// mismatched records and logs that a block's bytes differ between an engine and the pool. The block
 // has been dropped already.
-func (w *workers) mismatch(st *seat, m *transfer.Mismatch) {
+func (w *workers) mismatched(st *seat, m *transfer.Mismatch) {
 	op := [...]string{transfer.Save: "save", transfer.Load: "load"}[m.Kind]
 	hash, engine, slot := hex.EncodeToString(m.Hash), fmt.Sprintf("%08x", m.Engine), fmt.Sprintf("%08x", m.Slot)
 	text := fmt.Sprintf("%s of %s of instance %q: group %d, block %s (the engine's %d): "+
 		"the engine's memory has the sum %s, the pool %s",
 		op, placeName(st.role, st.rank), st.engine.instance, m.Group, hash, m.Block, engine, slot)
-	now := time.Now()
-	log, silent := w.mismatches.record(fmt.Sprintf("%s: %s", now.UTC().Format(time.RFC3339), text), now)
-	if !log {
-		return
-	}
-	w.log.Error("a block has other bytes in the engine than in the pool: it is dropped, and the worker's "+
+	text = fmt.Sprintf("%s: %s", time.Now().UTC().Format(time.RFC3339), text)
+	w.mismatch.Store(&text)
+	w.rare.Error("a block has other bytes in the engine than in the pool: it is dropped, and the worker's "+
 		"next blocks are all checked; the cause is a broken copy, or broken memory",
 		zap.String("op", op), zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
 		zap.Uint8("group", m.Group), zap.String("hash", hash),
 		zap.Uint32("block", m.Block), zap.String("sum_in_engine", engine), zap.String("sum_in_pool", slot),
 		zap.Uint64("job", m.Job),
-		zap.String("status", admin.StatusNames[m.Status]), zap.Int("not_logged_before", silent))
+		zap.String("status", admin.StatusNames[m.Status]))
 }
 
 // setBudget serves BUDGET, which a registered worker may send once. An agent that cannot keep to it

@@ -5,12 +5,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/transfer"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 )
 
 // TestMismatchIsAnAlarm has a device that copies wrongly and does not report it. It expects the
@@ -68,41 +65,10 @@ func (r *rig) wantMetric(line string) {
 	}
 }
 
-// TestMismatchesAreLoggedNowAndThen expects at most one line in mismatchEvery, with the number of
-// mismatches that had none.
-func TestMismatchesAreLoggedNowAndThen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var m mismatches
-		for i, want := range []struct {
-			log    bool
-			silent int
-		}{{true, 0}, {false, 0}, {false, 0}} {
-			if log, silent := m.record(fmt.Sprint(i), time.Now()); log != want.log || silent != want.silent {
-				t.Errorf("%d: logged %v with %d, want %+v", i, log, silent, want)
-			}
-		}
-		time.Sleep(mismatchEvery)
-		if log, silent := m.record("last", time.Now()); !log || silent != 2 || m.lastOne() != "last" {
-			t.Errorf("logged %v with %d not logged, last %q; want it logged with 2", log, silent, m.lastOne())
-		}
-	})
-}
-
-// TestVerifySampleIsChecked expects an error that names the key for each invalid value.
-func TestVerifySampleIsChecked(t *testing.T) {
-	p, err := dram.Open(dram.Options{Bytes: 1 << 20})
-	check(t, err)
-	defer func() { check(t, p.Close()) }()
-	_, err = New(Config{Dir: t.TempDir(), VerifySample: transfer.MaxSampleEvery + 1}, p, nil, nil)
-	if err == nil || !strings.Contains(err.Error(), "verify-sample: 1000000001, allowed: 0 (none) to 1000000000") {
-		t.Errorf("error %v", err)
-	}
-}
-
 // TestLanesOfEachGPU expects workers of one GPU to share lanes, and those of another GPU and of
 // CPUs to have their own.
 func TestLanesOfEachGPU(t *testing.T) {
-	a := &workers{lanes: map[cudaipc.UUID]*transfer.Lanes{}}
+	a := &workers{Agent: &Agent{}, lanes: map[cudaipc.UUID]*transfer.Lanes{}}
 	cpu, first, second := a.lanesLocked(cudaipc.UUID{}), a.lanesLocked(cudaipc.UUID{1}), a.lanesLocked(cudaipc.UUID{2})
 	if cpu == first || cpu == second || first == second {
 		t.Error("workers of two devices wait for each other's lanes")

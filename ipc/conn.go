@@ -36,10 +36,8 @@ type Conn struct {
 	uc       *net.UnixConn
 	peer     peercred.Cred
 	pidfd    *os.File // nil: none
-	fd       int      // of pidfd, -1: none
 	accepted bool     // this is the agent's end
 	version  atomic.Uint32
-	onClose  func()
 	times    struct{ send, frame, grace time.Duration }
 
 	send struct {
@@ -77,11 +75,8 @@ func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
 		uc.Close()
 		return nil, fmt.Errorf("session: peer credentials: %w", err)
 	}
-	c := &Conn{uc: uc, peer: peer, fd: pidfd, pidfd: peercred.Watchable(pidfd), accepted: accepted}
+	c := &Conn{uc: uc, peer: peer, pidfd: peercred.Watchable(pidfd), accepted: accepted}
 	c.backlog.raw = raw
-	if c.pidfd == nil {
-		c.fd = -1
-	}
 	c.times.send, c.times.frame, c.times.grace = SendTimeout, FrameTimeout, stallGrace
 	c.version.Store(MinVersion)
 	c.dead.ch = make(chan struct{})
@@ -144,10 +139,6 @@ func (c *Conn) Cause() error {
 // Peer returns the identity of the process at the other end.
 func (c *Conn) Peer() peercred.Cred { return c.peer }
 
-// PidFD returns a descriptor of the peer's process for polling, -1 if there is none. It belongs to
-// c.
-func (c *Conn) PidFD() int { return c.fd }
-
 // Version returns the version in use: MinVersion until the handshake has ended.
 func (c *Conn) Version() uint32 { return c.version.Load() }
 
@@ -197,9 +188,6 @@ func (c *Conn) Close() error {
 			err = errors.Join(err, c.pidfd.Close())
 		}
 		c.watching.Wait()
-		if c.onClose != nil {
-			c.onClose()
-		}
 	})
 	return err
 }
@@ -223,7 +211,7 @@ func (c *Conn) receive(idle time.Duration) (msg any, fds []int, err error) {
 		msg, err = Decode(c.Version(), frame)
 	}
 	if err == nil && descriptors(msg) != len(fds) {
-		err = &MalformedError{ReasonDescriptors, messageNames[frame[1]], "descriptors",
+		err = &MalformedError{ReasonDescriptors, messages[frame[1]].name, "descriptors",
 			fmt.Sprintf("%d came, the message names %d", len(fds), descriptors(msg))}
 	}
 	if err == nil {

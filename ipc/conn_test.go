@@ -256,10 +256,10 @@ func TestConnPeer(t *testing.T) {
 	if p.Pid != os.Getpid() || p.Uid != uint32(os.Geteuid()) || p.Gid != uint32(os.Getegid()) {
 		t.Errorf("peer %+v", p)
 	}
-	if agent.PidFD() < 0 {
+	if agent.pidfd == nil {
 		t.Skip("this kernel has no pidfd")
 	}
-	if err := unix.PidfdSendSignal(agent.PidFD(), 0, nil, 0); err != nil {
+	if err := unix.PidfdSendSignal(int(agent.pidfd.Fd()), 0, nil, 0); err != nil {
 		t.Errorf("pidfd: %v", err)
 	}
 }

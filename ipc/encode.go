@@ -1,22 +1,51 @@
 package ipc
 
-import (
-	"fmt"
-	"math"
-)
+import "math"
 
 const maxFields = 15 // of any message: its array header is one byte
 
-var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeRegister: "REGISTER",
-	TypeRegions:  "REGIONS",
-	TypeSegments: "SEGMENTS", TypeRegistered: "REGISTERED", TypeUnregister: "UNREGISTER", TypeRelease: "RELEASE",
-	TypeSave: "SAVE", TypeLoad: "LOAD", TypeCancel: "CANCEL", TypeReset: "RESET", TypePing: "PING", TypeDone: "DONE",
-	TypeCancelled: "CANCELLED", TypePong: "PONG", TypeResetDone: "RESET_DONE", TypeEpoch: "EPOCH", TypeError: "ERROR",
-	TypeSwitches: "SWITCHES", TypeUnregistered: "UNREGISTERED",
-	TypeOffer: "OFFER", TypeOffered: "OFFERED", TypeDelivered: "DELIVERED",
-	TypeStages: "STAGES", TypeStagedLoad: "STAGED_LOAD", TypeHint: "HINT", TypeHinted: "HINTED",
-	TypeSteps: "STEPS", TypeBudget: "BUDGET", TypeBlockTokens: "BLOCK_TOKENS", TypeNextEvents: "NEXT_EVENTS",
-	TypeBlockEvents: "BLOCK_EVENTS"}
+// message is one of the session's messages. walk walks over its fields in both directions.
+type message interface{ walk(w *wire) }
+
+// messages are the names and makers of the messages, by number.
+var messages = [...]struct {
+	name string
+	make func() message
+}{
+	TypeHello:        {"HELLO", func() message { return new(Hello) }},
+	TypeWelcome:      {"WELCOME", func() message { return new(Welcome) }},
+	TypeRegister:     {"REGISTER", func() message { return new(Register) }},
+	TypeRegions:      {"REGIONS", func() message { return new(Regions) }},
+	TypeSegments:     {"SEGMENTS", func() message { return new(Segments) }},
+	TypeRegistered:   {"REGISTERED", func() message { return new(Registered) }},
+	TypeUnregister:   {"UNREGISTER", func() message { return new(Unregister) }},
+	TypeRelease:      {"RELEASE", func() message { return new(Release) }},
+	TypeSave:         {"SAVE", func() message { return new(Save) }},
+	TypeLoad:         {"LOAD", func() message { return new(Load) }},
+	TypeCancel:       {"CANCEL", func() message { return new(Cancel) }},
+	TypeReset:        {"RESET", func() message { return new(Reset) }},
+	TypePing:         {"PING", func() message { return new(Ping) }},
+	TypeDone:         {"DONE", func() message { return new(Done) }},
+	TypeCancelled:    {"CANCELLED", func() message { return new(Cancelled) }},
+	TypePong:         {"PONG", func() message { return new(Pong) }},
+	TypeResetDone:    {"RESET_DONE", func() message { return new(ResetDone) }},
+	TypeEpoch:        {"EPOCH", func() message { return new(Epoch) }},
+	TypeError:        {"ERROR", func() message { return new(Error) }},
+	TypeSwitches:     {"SWITCHES", func() message { return new(Switches) }},
+	TypeUnregistered: {"UNREGISTERED", func() message { return new(Unregistered) }},
+	TypeOffer:        {"OFFER", func() message { return new(Offer) }},
+	TypeOffered:      {"OFFERED", func() message { return new(Offered) }},
+	TypeDelivered:    {"DELIVERED", func() message { return new(Delivered) }},
+	TypeStages:       {"STAGES", func() message { return new(Stages) }},
+	TypeStagedLoad:   {"STAGED_LOAD", func() message { return new(StagedLoad) }},
+	TypeHint:         {"HINT", func() message { return new(Hint) }},
+	TypeSteps:        {"STEPS", func() message { return new(Steps) }},
+	TypeBudget:       {"BUDGET", func() message { return new(Budget) }},
+	TypeHinted:       {"HINTED", func() message { return new(Hinted) }},
+	TypeBlockTokens:  {"BLOCK_TOKENS", func() message { return new(BlockTokens) }},
+	TypeNextEvents:   {"NEXT_EVENTS", func() message { return new(NextEvents) }},
+	TypeBlockEvents:  {"BLOCK_EVENTS", func() message { return new(BlockEvents) }},
+}
 
 // Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its
 // length. It refuses what Decode would refuse with a *MalformedError, and then dst is unchanged. It
@@ -24,8 +53,10 @@ var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeR
 func Encode(dst []byte, version uint32, msg any) ([]byte, error) {
 	w := wire{version: version, buf: dst, message: "message"}
 	w.checkVersion()
-	if w.err == nil {
-		w.walk(msg)
+	if m, is := msg.(message); !is {
+		w.fail(ReasonVersion, "type", "%T is no message", msg)
+	} else if w.err == nil {
+		m.walk(&w)
 	}
 	if n := len(w.buf) - len(dst); n > MaxFrame {
 		w.fail(ReasonTooLarge, "", "%d bytes, allowed is 1 to %d", n, MaxFrame)
@@ -47,13 +78,13 @@ func Decode(version uint32, frame []byte) (any, error) {
 	w.count = w.array("", 0, 1, maxFields)
 	var typ uint8
 	num(&w, "type", &typ, 0, math.MaxUint8)
-	msg := newMessage(typ)
-	if msg == nil {
+	if int(typ) >= len(messages) || messages[typ].make == nil {
 		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeBlockEvents)
 		return nil, w.err
 	}
+	msg := messages[typ].make()
 	if w.err == nil {
-		w.walk(msg)
+		msg.walk(&w)
 	}
 	if w.err == nil && len(w.buf) > 0 {
 		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
@@ -70,56 +101,6 @@ func (w *wire) checkVersion() {
 	}
 }
 
-func newMessage(typ uint8) any {
-	make, ok := makers[typ]
-	if !ok {
-		return nil
-	}
-	return make()
-}
-
-var makers = map[uint8]func() any{
-	TypeHello: func() any { return new(Hello) }, TypeWelcome: func() any { return new(Welcome) },
-	TypeRegister: func() any { return new(Register) }, TypeRegions: func() any { return new(Regions) },
-	TypeSegments: func() any { return new(Segments) }, TypeRegistered: func() any { return new(Registered) },
-	TypeUnregister: func() any { return new(Unregister) }, TypeRelease: func() any { return new(Release) },
-	TypeSave: func() any { return new(Save) }, TypeLoad: func() any { return new(Load) },
-	TypeCancel: func() any { return new(Cancel) }, TypeReset: func() any { return new(Reset) },
-	TypePing: func() any { return new(Ping) }, TypeDone: func() any { return new(Done) },
-	TypeCancelled: func() any { return new(Cancelled) }, TypePong: func() any { return new(Pong) },
-	TypeResetDone: func() any { return new(ResetDone) }, TypeEpoch: func() any { return new(Epoch) },
-	TypeError: func() any { return new(Error) }, TypeSwitches: func() any { return new(Switches) },
-	TypeUnregistered: func() any { return new(Unregistered) },
-	TypeOffer:        func() any { return new(Offer) }, TypeOffered: func() any { return new(Offered) },
-	TypeDelivered: func() any { return new(Delivered) }, TypeStages: func() any { return new(Stages) },
-	TypeStagedLoad: func() any { return new(StagedLoad) }, TypeHint: func() any { return new(Hint) },
-	TypeHinted: func() any { return new(Hinted) },
-	TypeSteps:  func() any { return new(Steps) }, TypeBudget: func() any { return new(Budget) },
-	TypeBlockTokens: func() any { return new(BlockTokens) },
-	TypeNextEvents:  func() any { return new(NextEvents) }, TypeBlockEvents: func() any { return new(BlockEvents) },
-}
-
-func (w *wire) walk(msg any) {
-	switch m := msg.(type) {
-	case interface{ walk(w *wire) }:
-		m.walk(w)
-	case *Unregister:
-		w.request(TypeUnregister, &m.Req)
-	case *Cancel:
-		w.job(TypeCancel, &m.Job)
-	case *Reset:
-		w.request(TypeReset, &m.Req)
-	case *Ping:
-		w.request(TypePing, &m.Req)
-	case *Cancelled:
-		w.job(TypeCancelled, &m.Job)
-	case *Pong:
-		w.request(TypePong, &m.Req)
-	default:
-		w.fail(ReasonVersion, "type", "%s is no message", fmt.Sprintf("%T", msg))
-	}
-}
-
 func (w *wire) request(typ uint8, req *uint32) {
 	w.begin(typ, 2)
 	num(w, "req", req, 0, math.MaxUint32)
@@ -129,6 +110,13 @@ func (w *wire) job(typ uint8, job *uint64) {
 	w.begin(typ, 2)
 	num(w, "job", job, 0, math.MaxUint64)
 }
+
+func (m *Unregister) walk(w *wire) { w.request(TypeUnregister, &m.Req) }
+func (m *Reset) walk(w *wire)      { w.request(TypeReset, &m.Req) }
+func (m *Ping) walk(w *wire)       { w.request(TypePing, &m.Req) }
+func (m *Pong) walk(w *wire)       { w.request(TypePong, &m.Req) }
+func (m *Cancel) walk(w *wire)     { w.job(TypeCancel, &m.Job) }
+func (m *Cancelled) walk(w *wire)  { w.job(TypeCancelled, &m.Job) }
 
 // The walks over the fields of messages that open, control and end a session (docs/PROTOCOL.md
 // section 3).

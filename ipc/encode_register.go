@@ -145,22 +145,24 @@ func (m *Registered) walk(w *wire) {
 
 // The walks over the fields of job messages.
 
+// task walks what all jobs have.
+func (w *wire) task(job *uint64, epoch *uint32, step *uint64, event *uint32) {
+	num(w, "job", job, 0, math.MaxUint64)
+	num(w, "epoch", epoch, 0, math.MaxUint32)
+	num(w, "step", step, 0, math.MaxUint64)
+	num(w, "event", event, 0, math.MaxUint32)
+}
+
 func (m *Save) walk(w *wire) {
 	w.begin(TypeSave, 7)
-	num(w, "job", &m.Job, 0, math.MaxUint64)
-	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
-	num(w, "step", &m.Step, 0, math.MaxUint64)
-	num(w, "event", &m.Event, 0, math.MaxUint32)
+	w.task(&m.Job, &m.Epoch, &m.Step, &m.Event)
 	num(w, "revoke", &m.Revoke, 0, math.MaxUint32)
 	walkSections(w, &m.Sections)
 }
 
 func (m *Load) walk(w *wire) {
 	w.begin(TypeLoad, 7)
-	num(w, "job", &m.Job, 0, math.MaxUint64)
-	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
-	num(w, "step", &m.Step, 0, math.MaxUint64)
-	num(w, "event", &m.Event, 0, math.MaxUint32)
+	w.task(&m.Job, &m.Epoch, &m.Step, &m.Event)
 	num(w, "lease", &m.Lease, 0, math.MaxUint64)
 	walkSections(w, &m.Sections)
 }
@@ -177,10 +179,7 @@ func (m *Stages) walk(w *wire) {
 
 func (m *StagedLoad) walk(w *wire) {
 	w.begin(TypeStagedLoad, 8)
-	num(w, "job", &m.Job, 0, math.MaxUint64)
-	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
-	num(w, "step", &m.Step, 0, math.MaxUint64)
-	num(w, "event", &m.Event, 0, math.MaxUint32)
+	w.task(&m.Job, &m.Epoch, &m.Step, &m.Event)
 	num(w, "lease", &m.Lease, 0, math.MaxUint64)
 	num(w, "word", &m.Word, 0, MaxStageWords-1)
 	walkSections(w, &m.Sections)
@@ -213,16 +212,9 @@ func (s *Section) fields(w *wire) {
 	if w.err != nil {
 		return
 	}
-	n := int(s.HashLen)
-	if len(s.Parent) != 0 && len(s.Parent) != n {
-		w.fail(ReasonLengths, "parent", "%d bytes, allowed is 0 or hash_len %d", len(s.Parent), n)
-	}
-	if len(s.Hashes)%n != 0 {
-		w.fail(ReasonLengths, "hashes", "%d bytes, no multiple of hash_len %d", len(s.Hashes), n)
-	}
-	if len(s.Blocks) != len(s.Hashes)/n*4 {
-		w.fail(ReasonLengths, "blocks", "%d bytes, %d hashes need %d", len(s.Blocks), len(s.Hashes)/n,
-			len(s.Hashes)/n*4)
+	w.run(s.Parent, s.HashLen, s.Hashes)
+	if n := len(s.Hashes) / int(s.HashLen); len(s.Blocks) != n*4 {
+		w.fail(ReasonLengths, "blocks", "%d bytes, %d hashes need %d", len(s.Blocks), n, n*4)
 	}
 }
 

@@ -108,7 +108,7 @@ func TestEncodeErrorKeepsBuffer(t *testing.T) {
 	}
 	f := framesOf([][]byte{{1}})
 	for _, form := range []Form{FormMalformed, FormOwn, FormUpstream, FormAscend2, FormAscend4, FormSimple} {
-		if err := AppendRequest(f, &LookupRequest{Form: form, HashLen: 7, Hashes: make([]byte, 33)}); err == nil ||
+		if err := appendRequest(f, &LookupRequest{Form: form, HashLen: 7, Hashes: make([]byte, 33)}); err == nil ||
 			f.Len() != 1 || len(f.Buf) != 1 {
 			t.Errorf("%v: %v, %d frames", form, err, f.Len())
 		}

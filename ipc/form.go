@@ -104,41 +104,6 @@ var formMessages = [...]string{FormMalformed: "look-up", FormOwn: "own look-up",
 	FormReset: "reset", FormAscend2: "2-frame look-up", FormAscend3: "3-frame look-up", FormAscend4: "4-frame look-up",
 	FormSimple: "simple look-up"}
 
-// AppendRequest appends r in its form to f. An own request with Version 0 gets the
-// newest. After an error f is unchanged.
-func AppendRequest(f *Frames, r *LookupRequest) error {
-	w := wire{message: "look-up"}
-	bytes, frames := len(f.Buf), len(f.Ends)
-	if int(r.Form) < Forms {
-		w.message = formMessages[r.Form]
-	}
-	switch r.Form {
-	case FormOwn:
-		appendOwn(&w, f, r)
-	case FormUpstream:
-		appendUpstream(&w, f, r)
-	case FormReset:
-		f.Add([]byte(upstreamReset))
-	case FormSimple:
-		appendSimple(&w, f, r)
-	case FormAscend2, FormAscend3, FormAscend4:
-		appendAscend(&w, f, r)
-	default:
-		w.fail(ReasonFrames, "", "form %d cannot be sent", r.Form)
-	}
-	if w.err != nil {
-		f.Buf, f.Ends = f.Buf[:bytes], f.Ends[:frames]
-		return w.err
-	}
-	return nil
-}
-
-func (r *LookupRequest) checkTokens(w *wire) {
-	if r.Tokens > math.MaxUint32 {
-		w.fail(ReasonRange, "tokens", "%d, allowed is 0 to %d", r.Tokens, uint32(math.MaxUint32))
-	}
-}
-
 // checkHashes checks the length of the joined hashes; HashLen may be 0 only without hashes.
 func (r *LookupRequest) checkHashes(w *wire) {
 	if w.err != nil {
@@ -202,17 +167,21 @@ func (r *LookupRequest) walkOwn(w *wire) {
 	}
 }
 
-func appendOwn(w *wire, f *Frames, r *LookupRequest) {
+// AppendRequest appends a request in the own form to f. One with Version 0 gets the newest. After
+// an error f is unchanged.
+func AppendRequest(f *Frames, r *LookupRequest) error {
+	w := wire{message: formMessages[FormOwn], buf: f.Buf}
 	own := *r
 	if own.Version == 0 {
 		own.Version = Version
 	}
-	w.buf = f.Buf
-	own.walkOwn(w)
-	if w.err == nil {
-		f.Buf = w.buf
-		f.end()
+	own.walkOwn(&w)
+	if w.err != nil {
+		return w.err
 	}
+	f.Buf = w.buf
+	f.end()
+	return nil
 }
 
 // The two foreign forms of raw hashes: upstream vLLM's, and the simple one.
@@ -235,21 +204,6 @@ func parseUpstream(w *wire, f *Frames, r *LookupRequest) {
 	r.checkHashes(w)
 }
 
-func appendUpstream(w *wire, f *Frames, r *LookupRequest) {
-	if r.checkTokens(w); w.err != nil {
-		return
-	}
-	if r.checkHashes(w); w.err != nil {
-		return
-	}
-	f.Add([]byte(upstreamLookup))
-	f.Buf = binary.BigEndian.AppendUint32(f.Buf, uint32(r.Tokens))
-	f.end()
-	f.Buf = binary.BigEndian.AppendUint16(f.Buf, uint16(r.HashLen))
-	f.end()
-	f.Add(r.Hashes)
-}
-
 func parseSimple(w *wire, f *Frames, r *LookupRequest) {
 	r.Tokens = binary.LittleEndian.Uint64(f.At(0))
 	hashes := f.From(1)
@@ -261,19 +215,5 @@ func parseSimple(w *wire, f *Frames, r *LookupRequest) {
 	}
 	if n := hashes.Bytes(); n > 0 {
 		r.HashLen, r.Hashes = simpleHashBytes, f.Buf[hashes.Start:int(hashes.Start)+n]
-	}
-}
-
-func appendSimple(w *wire, f *Frames, r *LookupRequest) {
-	n := len(r.Hashes) / simpleHashBytes
-	if len(r.Hashes)%simpleHashBytes != 0 || n+1 > MaxLookupFrames {
-		w.fail(ReasonLengths, "hashes", "%d bytes, allowed is a multiple of %d, %d hashes", len(r.Hashes),
-			simpleHashBytes, MaxLookupFrames-1)
-		return
-	}
-	f.Buf = binary.LittleEndian.AppendUint64(f.Buf, r.Tokens)
-	f.end()
-	for i := range n {
-		f.Add(r.Hashes[i*simpleHashBytes : (i+1)*simpleHashBytes])
 	}
 }

@@ -2,7 +2,6 @@ package ipc
 
 import (
 	"encoding/binary"
-	"encoding/hex"
 	"math"
 )
 
@@ -162,47 +161,4 @@ func looseUint(b []byte) (v uint64, n int) {
 		return v, n
 	}
 	return 0, wrongType
-}
-
-func appendAscend(w *wire, f *Frames, r *LookupRequest) {
-	if r.checkTokens(w); w.err != nil {
-		return
-	}
-	if r.checkHashes(w); w.err != nil {
-		return
-	}
-	f.Buf = binary.BigEndian.AppendUint32(f.Buf, uint32(r.Tokens))
-	f.end()
-	if r.Form != FormAscend2 {
-		appendGroups(w, f, r.Groups)
-	}
-	if r.Form == FormAscend4 {
-		f.Buf = binary.BigEndian.AppendUint32(f.Buf, r.HBMTokens)
-		f.end()
-	}
-	n := 0
-	if r.HashLen > 0 {
-		n = len(r.Hashes) / r.HashLen
-	}
-	f.Buf = appendArray(f.Buf, n)
-	for i := range n {
-		f.Buf = appendStrHeader(f.Buf, 2*r.HashLen)
-		f.Buf = hex.AppendEncode(f.Buf, r.Hashes[i*r.HashLen:(i+1)*r.HashLen])
-	}
-	f.end()
-}
-
-func appendGroups(w *wire, f *Frames, groups []uint8) {
-	if len(groups) > MaxGroups {
-		w.fail(ReasonRange, "groups", "%d elements, allowed is 0 to %d", len(groups), MaxGroups)
-		return
-	}
-	if len(groups) == 0 {
-		groups = []uint8{0}
-	}
-	f.Buf = appendArray(f.Buf, len(groups))
-	for _, g := range groups {
-		f.Buf = appendUint(f.Buf, uint64(g))
-	}
-	f.end()
 }

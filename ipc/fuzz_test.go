@@ -49,7 +49,7 @@ func FuzzDecodeReply(f *testing.F) {
 		f.Add(uint8(formOf(f, v.Form)), unhexString(f, v.Hex))
 	}
 	f.Fuzz(func(t *testing.T, form uint8, frame []byte) {
-		a, version, err := DecodeReply(Form(form), frame)
+		a, version, err := decodeReply(Form(form), frame)
 		if err != nil {
 			reasonOf(t, err)
 			return
@@ -120,7 +120,7 @@ func unpackFrames(b []byte) (*Frames, bool) {
 
 func sameBytes(t *testing.T, frames *Frames, r *LookupRequest) {
 	var again Frames
-	if err := AppendRequest(&again, r); err != nil || !sameFrames(&again, frames) {
+	if err := appendRequest(&again, r); err != nil || !sameFrames(&again, frames) {
 		t.Fatalf("%x %v parses to %+v, which encodes to %x %v, %v", frames.Buf, frames.Ends, r, again.Buf, again.Ends,
 			err)
 	}
@@ -128,7 +128,7 @@ func sameBytes(t *testing.T, frames *Frames, r *LookupRequest) {
 
 func sameMeaning(t *testing.T, frames *Frames, r *LookupRequest) {
 	var again Frames
-	if err := AppendRequest(&again, r); err != nil {
+	if err := appendRequest(&again, r); err != nil {
 		t.Fatalf("%+v: %v", r, err)
 	}
 	var p Parser

@@ -95,7 +95,7 @@ func TestKilledPeer(t *testing.T) {
 func noticed(t *testing.T) time.Duration {
 	t.Helper()
 	agent, helper, _ := startHelper(t, true)
-	if agent.PidFD() < 0 {
+	if agent.pidfd == nil {
 		t.Skip("this kernel has no pidfd")
 	}
 	if agent.Peer().Pid != helper.Process.Pid {
@@ -138,14 +138,14 @@ func TestKilledAgent(t *testing.T) {
 		recv <- err
 	}()
 	helper.Process.Kill()
-	if client.PidFD() >= 0 {
+	if client.pidfd != nil {
 		select {
 		case <-client.Dead():
 		case <-time.After(testTimeout):
 			t.Fatal("the death was not noticed")
 		}
 	}
-	if client.PidFD() >= 0 {
+	if client.pidfd != nil {
 		noticed(t) // a later death, which ends a Recv
 	}
 	select {

@@ -43,14 +43,14 @@ func (l *testClient) Ask(r *LookupRequest, timeout time.Duration) (LookupReply, 
 	own := *r
 	own.Form = FormOwn
 	var f Frames
-	if err := AppendRequest(&f, &own); err != nil {
+	if err := appendRequest(&f, &own); err != nil {
 		return LookupReply{}, err
 	}
 	answer, err := l.Exchange(&f, timeout)
 	if err != nil {
 		return LookupReply{}, err
 	}
-	a, _, err := DecodeReply(own.Form, answer)
+	a, _, err := decodeReply(own.Form, answer)
 	return a, err
 }
 

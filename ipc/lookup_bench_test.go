@@ -18,11 +18,11 @@ func BenchmarkLookupBesideLibzmq(b *testing.B) {
 	for _, hashes := range []int{1, 128, 2048} {
 		b.Run(fmt.Sprint(hashes, "hashes"), func(b *testing.B) {
 			dir := socketDir(b)
-			ours := DialLookup(serveLookups(b, testContext(b), dir, "lookup", echoHandler).Path())
+			ours := DialLookup(serveLookups(b, dir, "lookup", echoHandler).Path())
 			defer ours.Close()
 			r := LookupRequest{Form: FormOwn, HashLen: 32, Tokens: 1, Hashes: make([]byte, 32*hashes)}
 			var f Frames
-			if err := AppendRequest(&f, &r); err != nil {
+			if err := appendRequest(&f, &r); err != nil {
 				b.Fatal(err)
 			}
 			reply := AppendReply(nil, &r, echoHandler(&r, time.Time{}))

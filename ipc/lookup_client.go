@@ -37,13 +37,6 @@ func DialLookup(path string) *LookupClient { return &LookupClient{path: path} }
 
 // Ask asks in the own form, whatever r.Form is. A timeout of 0 is DefaultAskTimeout.
 func (l *LookupClient) Ask(r *LookupRequest, timeout time.Duration) (LookupReply, error) {
-	own := *r
-	own.Form = FormOwn
-	return l.AskForm(&own, timeout)
-}
-
-// AskForm asks in the form of r.
-func (l *LookupClient) AskForm(r *LookupRequest, timeout time.Duration) (LookupReply, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.frames.Reset()
@@ -54,8 +47,7 @@ func (l *LookupClient) AskForm(r *LookupRequest, timeout time.Duration) (LookupR
 	if err != nil {
 		return LookupReply{}, err
 	}
-	a, _, err := DecodeReply(r.Form, answer)
-	return a, err
+	return DecodeReply(answer)
 }
 
 // Exchange sends frames unchanged and returns a copy of the one frame that answers.

@@ -18,8 +18,7 @@ func TestLookupClientTimeouts(t *testing.T) {
 		t.Fatalf("no server: %v", err)
 	}
 	release, asked := make(chan struct{}), make(chan struct{}, 1)
-	c := testContext(t)
-	s := serveLookups(t, c, dir, "lookup", func(r *LookupRequest, _ time.Time) LookupReply {
+	s := serveLookups(t, dir, "lookup", func(r *LookupRequest, _ time.Time) LookupReply {
 		if r.Tokens == 1 {
 			asked <- struct{}{}
 			<-release
@@ -36,7 +35,7 @@ func TestLookupClientTimeouts(t *testing.T) {
 		t.Fatalf("after the time-out: %+v, %v", a, err)
 	}
 	s.Close()
-	serveLookups(t, c, dir, "lookup", echoHandler)
+	serveLookups(t, dir, "lookup", echoHandler)
 	deadline := time.Now().Add(10 * time.Second)
 	for {
 		a, err := l.Ask(&LookupRequest{Tokens: 3}, 200*time.Millisecond)
@@ -67,7 +66,7 @@ func TestLookupClientRefuses(t *testing.T) {
 // The server makes nothing per request, however many hashes it has. The test's client allocates
 // nothing either.
 func TestLookupAllocations(t *testing.T) {
-	s := serveLookups(t, testContext(t), socketDir(t), "l", func(*LookupRequest,
+	s := serveLookups(t, socketDir(t), "l", func(*LookupRequest,
 		time.Time) LookupReply {
 		return LookupReply{}
 	})
@@ -76,7 +75,7 @@ func TestLookupAllocations(t *testing.T) {
 	for _, form := range []Form{FormOwn, FormUpstream, FormAscend4, FormSimple} {
 		r := &LookupRequest{Form: form, HashLen: 32, Hashes: make([]byte, 32*2048), Tokens: 1}
 		ask := func() {
-			if _, err := l.AskForm(r, 5*time.Second); err != nil {
+			if _, err := l.askForm(r, 5*time.Second); err != nil {
 				t.Fatal(err)
 			}
 		}

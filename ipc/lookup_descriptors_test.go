@@ -11,8 +11,7 @@ import (
 
 // When no descriptor is free, connections wait, those that stand go on, and nothing aborts.
 func TestLookupWithoutDescriptors(t *testing.T) {
-	c := testContext(t)
-	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
+	s := serveLookups(t, socketDir(t), "lookup", echoHandler)
 	l := dialLookup(t, s.Path())
 	defer l.Close()
 	ask := func() {

@@ -1,6 +1,7 @@
 package ipc
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -15,10 +16,9 @@ import (
 
 // lookupPeer is one connection of a look-up socket. Its goroutine owns it.
 type lookupPeer struct {
-	s  *LookupServer
-	nc *net.UnixConn
-	// places are those of the server and of its context.
-	places [2]*connlimit.Place
+	s      *LookupServer
+	nc     *net.UnixConn
+	places []*connlimit.Place // among the server's, and those of several servers
 	raw    syscall.RawConn
 
 	in      zmtpReader
@@ -167,7 +167,10 @@ func (p *lookupPeer) greet() error {
 	}
 	body := p.in.buf[p.in.r : p.in.r+int(size)]
 	p.in.r += int(size)
-	return checkReady(body)
+	if !bytes.HasPrefix(body, []byte("\x05READY")) { // whatever type of socket it is of
+		return fmt.Errorf("%d bytes of a command that is not READY: %w", len(body), errZMTP)
+	}
+	return nil
 }
 
 // command answers a PING. Other commands are ignored.

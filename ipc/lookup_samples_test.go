@@ -144,7 +144,7 @@ func malformedRequests() map[string][][]byte {
 
 func encodeRequest(r *LookupRequest) (frames [][]byte) {
 	var f Frames
-	if err := AppendRequest(&f, r); err != nil {
+	if err := appendRequest(&f, r); err != nil {
 		panic(err)
 	}
 	for i := range f.Len() {

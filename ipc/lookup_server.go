@@ -3,13 +3,13 @@ package ipc
 import (
 	"errors"
 	"fmt"
-	"github.com/kvagent/kvagent/ipc/socketdir"
 	"net"
 	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/kvagent/kvagent/connlimit"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // Limits of a look-up socket.
@@ -24,8 +24,8 @@ const (
 	keepEnds     = 2 * 4096 // ends of frames that it keeps
 	// lookupLinger is how long a closing socket waits for answers that are being written.
 	lookupLinger = 200 * time.Millisecond
-	// MalformedLogInterval is the least time between two calls of OnMalformed by one server.
-	MalformedLogInterval = time.Second
+	// acceptPause is the pause after the limit of open files is reached.
+	acceptPause = 50 * time.Millisecond
 )
 
 // LookupHandler answers one request. One call runs at a time, and it keeps nothing of the request.
@@ -39,8 +39,8 @@ type LookupOptions struct {
 	SocketGroup int      // gid that may reach the socket; 0: none
 	Boot        [16]byte // for the answers to malformed requests
 	// OnMalformed, if set, is called for a malformed request, or a connection that does not speak
-	// ZMTP, at most every MalformedLogInterval; skipped counts those since the last call.
-	OnMalformed func(err error, skipped uint64)
+	// ZMTP. Several calls may run at once.
+	OnMalformed func(err error)
 	// OnUnsent, if set, is called for an answer that was not delivered because the client
 	// disconnected or does not read. Several calls may run at once, and concurrently with the
 	// handler.
@@ -52,72 +52,9 @@ type LookupOptions struct {
 	// OnPanic, if set, is called for every panic of the handler, and of the reading of a message,
 	// on the stack that panicked. If OnPanic itself panics, the process ends.
 	OnPanic func(value any)
-}
-
-// MaxLookupSockets is the maximum of look-up servers in one Context.
-const MaxLookupSockets = 256
-
-// Context holds the look-up sockets of a process, which needs only one. Its methods may be called
-// from any goroutine.
-type Context struct {
-	peers *connlimit.Limit // connections to all its servers
-
-	mu struct {
-		sync.Mutex
-		open   map[*LookupServer]struct{}
-		closed bool
-	}
-}
-
-// NewContext returns a context without sockets.
-func NewContext() *Context {
-	c := &Context{peers: connlimit.ForUsers(MaxLookupSockets * MaxLookupPeers)}
-	c.mu.open = map[*LookupServer]struct{}{}
-	return c
-}
-
-// LimitPeers limits the connections to all servers of the context together, as MaxLookupPeers does
-// those of a server. It is called before the first server exists.
-func (c *Context) LimitPeers(n int64) { c.peers = connlimit.ForUsers(int(n)) }
-
-// add registers a server.
-func (c *Context) add(s *LookupServer) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.mu.closed {
-		return fmt.Errorf("look-up context: %w", ErrClosed)
-	}
-	if len(c.mu.open) >= MaxLookupSockets {
-		return fmt.Errorf("look-up sockets: more than %d", MaxLookupSockets)
-	}
-	c.mu.open[s] = struct{}{}
-	return nil
-}
-
-func (c *Context) remove(s *LookupServer) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.mu.open, s)
-}
-
-// Close closes all open servers, and waits at most lookupLinger for answers that are being written.
-func (c *Context) Close() error {
-	c.mu.Lock()
-	if c.mu.closed {
-		c.mu.Unlock()
-		return nil
-	}
-	c.mu.closed = true
-	left := make([]*LookupServer, 0, len(c.mu.open))
-	for s := range c.mu.open {
-		left = append(left, s)
-	}
-	c.mu.Unlock()
-	var err error
-	for _, s := range left {
-		err = errors.Join(err, s.Close())
-	}
-	return err
+	// Peers limits the connections to several servers together, as MaxLookupPeers does those of
+	// one; nil: nothing does.
+	Peers *connlimit.Limit
 }
 
 // LookupServer serves look-ups of all forms on one socket, with exactly one reply for each request,
@@ -126,7 +63,6 @@ func (c *Context) Close() error {
 type LookupServer struct {
 	o       LookupOptions
 	handler LookupHandler
-	ctx     *Context
 	l       *socketdir.Listener
 	large   chan struct{} // a place for each large message
 	closing chan struct{}
@@ -141,28 +77,20 @@ type LookupServer struct {
 
 	mu    sync.Mutex
 	peers map[*lookupPeer]struct{}
-	quiet struct {
-		until   time.Time
-		skipped uint64
-	}
 }
 
 // ListenLookup serves look-ups at Dir/Name until Close. The error wraps socketdir.ErrInUse if
 // another process serves the path, and names that process.
-func (c *Context) ListenLookup(o LookupOptions, handler LookupHandler) (*LookupServer, error) {
+func ListenLookup(o LookupOptions, handler LookupHandler) (*LookupServer, error) {
 	if o.Name == "." || o.Name == ".." || filepath.Base(o.Name) != o.Name {
 		return nil, fmt.Errorf("look-up socket: name %q, allowed is the name of a file", o.Name)
 	}
 	s := &LookupServer{
-		o: o, handler: handler, ctx: c, large: make(chan struct{}, LargeMessages), closing: make(chan struct{}),
+		o: o, handler: handler, large: make(chan struct{}, LargeMessages), closing: make(chan struct{}),
 		peers: make(map[*lookupPeer]struct{}), places: connlimit.ForUsers(MaxLookupPeers),
-	}
-	if err := c.add(s); err != nil {
-		return nil, err
 	}
 	var err error
 	if s.l, err = socketdir.Listen(s.Path(), o.SocketGroup); err != nil {
-		c.remove(s)
 		return nil, err
 	}
 	s.running.Go(s.accept)
@@ -172,8 +100,8 @@ func (c *Context) ListenLookup(o LookupOptions, handler LookupHandler) (*LookupS
 // Path returns the path of the socket.
 func (s *LookupServer) Path() string { return filepath.Join(s.o.Dir, s.o.Name) }
 
-// Close stops serving and removes the socket's file; other sockets of the context continue.
-// Requests that have arrived are answered.
+// Close stops serving and removes the socket's file. Requests that have arrived are answered; it
+// waits at most lookupLinger for answers that are being written.
 func (s *LookupServer) Close() error {
 	s.close.Do(func() {
 		close(s.closing)
@@ -184,7 +112,6 @@ func (s *LookupServer) Close() error {
 		}
 		s.mu.Unlock()
 		s.running.Wait()
-		s.ctx.remove(s)
 	})
 	return s.err
 }
@@ -215,25 +142,21 @@ func (s *LookupServer) admit(nc *net.UnixConn) {
 		s.count.dropped.Add(1)
 		nc.Close()
 	}
-	place, err := s.places.Enter(owner, giveWay)
-	var shared *connlimit.Place
-	if err == nil {
-		if shared, err = s.ctx.peers.Enter(owner, giveWay); err != nil {
-			place.Leave()
+	p, err := newLookupPeer(s, nc)
+	for _, l := range []*connlimit.Limit{s.places, s.o.Peers} {
+		if err != nil || l == nil {
+			break
 		}
-	}
-	var p *lookupPeer
-	if err == nil {
-		if p, err = newLookupPeer(s, nc); err != nil {
-			place.Leave()
-			shared.Leave()
+		var place *connlimit.Place
+		if place, err = l.Enter(owner, giveWay); err == nil {
+			p.places = append(p.places, place)
 		}
 	}
 	if err != nil {
+		s.leave(p)
 		giveWay()
 		return
 	}
-	p.places = [2]*connlimit.Place{place, shared}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.peers[p] = struct{}{}
@@ -292,26 +215,13 @@ func (s *LookupServer) panicked(value any) {
 	}
 }
 
-// malformed counts a malformed request, and reports it at a limited rate.
+// malformed counts and reports a malformed request.
 func (s *LookupServer) malformed(err error) {
 	var m *MalformedError
 	if errors.As(err, &m) {
 		s.count.reasons[m.Reason].Add(1)
 	}
-	if s.o.OnMalformed == nil {
-		return
-	}
-	s.mu.Lock()
-	now := time.Now()
-	skipped := s.quiet.skipped
-	tell := !now.Before(s.quiet.until)
-	if tell {
-		s.quiet.until, s.quiet.skipped = now.Add(MalformedLogInterval), 0
-	} else {
-		s.quiet.skipped++
-	}
-	s.mu.Unlock()
-	if tell {
-		s.o.OnMalformed(err, skipped)
+	if s.o.OnMalformed != nil {
+		s.o.OnMalformed(err)
 	}
 }

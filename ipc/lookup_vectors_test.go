@@ -176,7 +176,7 @@ func checkRequestVector(t *testing.T, v requestVector, canonical bool) {
 		t.Errorf("parsed %+v, the fields say %+v", got, want)
 	}
 	var again Frames
-	if err := AppendRequest(&again, &want); err != nil {
+	if err := appendRequest(&again, &want); err != nil {
 		t.Fatal(err)
 	}
 	if canonical && !sameFrames(&again, frames) {
@@ -186,7 +186,7 @@ func checkRequestVector(t *testing.T, v requestVector, canonical bool) {
 
 func checkReplyVector(t *testing.T, v replyVector) {
 	form, frame := formOf(t, v.Form), unhexString(t, v.Hex)
-	got, version, err := DecodeReply(form, frame)
+	got, version, err := decodeReply(form, frame)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -207,7 +207,7 @@ type LookupWant uint8
 const (
 	WantProbe   LookupWant = 0
 	WantReserve LookupWant = 1
-	WantReady   LookupWant = 2 // reserve, and say whether the blocks can be loaded at once; from version 3 on
+	WantReady   LookupWant = 2 // reserve, and say whether the blocks can be loaded at once
 )
 
 // The messages of the session, one struct each; Encode takes and Decode returns pointers to them.
@@ -218,7 +218,7 @@ type (
 		MinVersion, MaxVersion uint32
 		Software               string
 	}
-	// Welcome answers Hello. Limits are zero in version 1, Peer is empty before version 3.
+	// Welcome answers Hello.
 	Welcome struct {
 		Version                          uint32
 		Boot                             [16]byte
@@ -233,7 +233,7 @@ type (
 		Instance          string
 		Role              uint8
 		Rank, World       uint32
-		Held              []uint32 // shards of a worker, ascending; one in versions 1 and 2
+		Held              []uint32 // shards of a worker, ascending
 		Shards            uint32   // of a block
 		Identity          []Pair
 		Groups            []GroupDesc
@@ -271,7 +271,7 @@ type (
 	// Segments lists where a group's blocks lie.
 	Segments struct {
 		Req   uint32
-		Shard uint32 // None if decoded from versions 1 and 2, which have one
+		Shard uint32
 		Group uint8
 		List  []SegmentDesc
 	}
@@ -314,7 +314,7 @@ type (
 		Epoch    uint32
 		Step     uint64
 		Event    uint32
-		Revoke   uint32 // None in version 1
+		Revoke   uint32
 		Sections []Section
 	}
 	// Load delivers blocks.
@@ -494,7 +494,7 @@ type LookupRequest struct {
 	Groups     []uint8 // nil: all (own), or [0] (foreign)
 	HashLen    int     // 0 with no hashes
 	Hashes     []byte  // joined
-	// Of the own form from version 3 on. Peer and Early mean something only with a Transfer.
+	// Of the own form. Peer and Early mean something only with a Transfer.
 	Transfer []byte // its name; empty: none
 	Peer     string // address of the agent that has it; empty: this agent, and the shared tiers
 	Early    bool   // the transfer may not have been offered yet

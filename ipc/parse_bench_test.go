@@ -10,7 +10,7 @@ func BenchmarkParse(b *testing.B) {
 	for _, form := range []Form{FormOwn, FormUpstream, FormAscend4, FormSimple} {
 		b.Run(fmt.Sprintf("%v/2048", form), func(b *testing.B) {
 			var f Frames
-			if err := AppendRequest(&f, &LookupRequest{Form: form, Tokens: 1, HashLen: 32,
+			if err := appendRequest(&f, &LookupRequest{Form: form, Tokens: 1, HashLen: 32,
 				Hashes: make([]byte, 32*2048)}); err != nil {
 				b.Fatal(err)
 			}

@@ -41,34 +41,16 @@ func appendOwnReply(dst []byte, version uint8, a *LookupReply) []byte {
 	return appendUint(appendUint(appendBin(dst, a.Boot[:]), uint64(a.Disk)), uint64(a.Shared))
 }
 
-// DecodeReply reads the answer to a request of form f. version is that of an own answer, otherwise
-// 0.
-func DecodeReply(f Form, frame []byte) (a LookupReply, version uint8, err error) {
+// DecodeReply reads the answer to a request in the own form.
+func DecodeReply(frame []byte) (a LookupReply, err error) {
 	w := wire{decoding: true, message: "look-up reply", buf: frame}
-	switch f {
-	case FormOwn:
-		version = a.walkOwn(&w)
-	case FormReset:
-		if w.exactly(1); w.err == nil && frame[0] > 1 {
-			w.fail(ReasonRange, "", "%d, allowed is 0 to 1", frame[0])
-		} else if w.err == nil && frame[0] == 0 {
-			a.Status = LookupOff
-		}
-	case FormSimple:
-		if w.exactly(8); w.err == nil {
-			a.Blocks = binary.LittleEndian.Uint64(frame)
-		}
-	default:
-		if w.exactly(4); w.err == nil {
-			a.Tokens = binary.BigEndian.Uint32(frame)
-		}
+	if a.walkOwn(&w); w.err != nil {
+		return LookupReply{}, w.err
 	}
-	if w.err != nil {
-		return LookupReply{}, 0, w.err
-	}
-	return a, version, nil
+	return a, nil
 }
 
+// walkOwn reads the fields of an answer.
 func (a *LookupReply) walkOwn(w *wire) (version uint8) {
 	w.array("", replyFields, replyFields, replyFields)
 	num(w, "version", &version, MinVersion, Version)
@@ -84,12 +66,6 @@ func (a *LookupReply) walkOwn(w *wire) (version uint8) {
 		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
 	}
 	return version
-}
-
-func (w *wire) exactly(n int) {
-	if len(w.buf) != n {
-		w.fail(ReasonLengths, "", "%d bytes, allowed is %d", len(w.buf), n)
-	}
 }
 
 // Frames is a message of several frames, stored one after the other in Buf from Start on.

@@ -106,7 +106,7 @@ func makeSessionFile(t *testing.T) (f sessionFile) {
 			t.Fatalf("%s: %v", m.name, err)
 		}
 		typ, _ := readUint(frame[1:])
-		f.Messages = append(f.Messages, sessionVector{Name: m.name, Version: m.version, Message: messageNames[typ],
+		f.Messages = append(f.Messages, sessionVector{Name: m.name, Version: m.version, Message: messages[typ].name,
 			Type:   int(typ),
 			Fields: toFields(reflect.ValueOf(m.msg)).(map[string]any), Hex: hex.EncodeToString(frame)})
 		if r, ok := m.msg.(*Register); ok {
@@ -132,9 +132,9 @@ func TestSessionVectors(t *testing.T) {
 		t.Run(v.Name, func(t *testing.T) { checkSessionVector(t, v) })
 		seen[v.Type] = true
 	}
-	for typ, name := range messageNames {
-		if name != "" && !seen[typ] {
-			t.Errorf("no vector holds %s", name)
+	for typ, m := range messages {
+		if m.name != "" && !seen[typ] {
+			t.Errorf("no vector holds %s", m.name)
 		}
 	}
 	for _, v := range file.Malformed {
@@ -156,7 +156,7 @@ func checkSessionVector(t *testing.T, v sessionVector) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := newMessage(uint8(v.Type))
+	want := any(messages[v.Type].make())
 	if err := fromFields(reflect.ValueOf(want).Elem(), v.Fields); err != nil {
 		t.Fatal(err)
 	}

@@ -240,7 +240,7 @@ func (w *wire) leave() { w.list = "" }
 
 // begin starts a message with the given number of fields, including its own number.
 func (w *wire) begin(typ uint8, fields int) {
-	w.message = messageNames[typ]
+	w.message = messages[typ].name
 	if w.decoding {
 		if w.count != fields {
 			w.fail(ReasonFields, "", "%d fields, version %d has %d", w.count, w.version, fields)

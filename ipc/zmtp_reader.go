@@ -262,43 +262,6 @@ func checkGreeting(b []byte) error {
 	return nil
 }
 
-// checkReady checks that the command that ends a peer's handshake is READY, of a socket type that
-// may ask.
-func checkReady(body []byte) error {
-	rest, ok := bytes.CutPrefix(body, []byte("\x05READY"))
-	if !ok {
-		return fmt.Errorf("%d bytes of a command that is not READY: %w", len(body), errZMTP)
-	}
-	for len(rest) > 0 {
-		name, value, next, ok := cutProperty(rest)
-		if !ok {
-			return fmt.Errorf("READY with half a property: %w", errZMTP)
-		}
-		if bytes.EqualFold(name, []byte("Socket-Type")) {
-			switch string(value) {
-			case "REQ", "DEALER", "ROUTER":
-				return nil
-			}
-			return fmt.Errorf("socket type %q, allowed is REQ, DEALER, ROUTER: %w", value, errZMTP)
-		}
-		rest = next
-	}
-	return fmt.Errorf("READY without a socket type: %w", errZMTP)
-}
-
-func cutProperty(b []byte) (name, value, rest []byte, ok bool) {
-	n := int(b[0])
-	if len(b) < 1+n+4 {
-		return nil, nil, nil, false
-	}
-	name, b = b[1:1+n], b[1+n:]
-	size := binary.BigEndian.Uint32(b)
-	if b = b[4:]; uint64(size) > uint64(len(b)) {
-		return nil, nil, nil, false
-	}
-	return name, b[:size], b[size:], true
-}
-
 // pong returns the frame that answers a PING, nil if the command is none.
 func pong(command []byte) []byte {
 	rest, ok := bytes.CutPrefix(command, []byte("\x04PING"))

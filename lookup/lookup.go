@@ -2,7 +2,11 @@
 // state, no goroutine and no clock.
 package lookup
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"slices"
+
+	"github.com/kvagent/kvagent/pool"
+)
 
 // Group describes a KV cache group to the rules.
 type Group struct {
@@ -151,15 +155,20 @@ func (p *plan) own() uint64 {
 	return n - n%p.align()
 }
 
-// view returns the hashes of a group's blocks from token from to token to, which are block
-// boundaries.
-func (p *plan) view(g uint8, from, to uint64) pool.Hashes {
-	b := uint64(p.s.Groups[g].BlockTokens)
-	scale := int(b / uint64(p.s.HashTokens))
-	h := p.q.Hashes
+// view returns the hashes of a group's blocks from token from to token to.
+func (p *plan) view(g uint8, from, to uint64) pool.Hashes { return p.s.Blocks(p.q.Hashes, g, from, to) }
+
+// Blocks returns those of a prompt's hashes that are of a group's whole blocks from token from to
+// token to.
+func (s *Space) Blocks(h pool.Hashes, g uint8, from, to uint64) pool.Hashes {
+	b := uint64(s.Groups[g].BlockTokens)
+	scale := int(b / uint64(s.HashTokens))
 	h.First, h.Step, h.N = scale-1, scale, int(to/b)
 	return h.Slice(int(min(from, to)/b), int(to/b))
 }
+
+// Asks reports whether the query asks for a group.
+func (q *Query) Asks(g uint8) bool { return len(q.Groups) == 0 || slices.Contains(q.Groups, g) }
 
 // longest returns the greatest end <= limit up to which every group has what it needs; it is at
 // least own if limit is.

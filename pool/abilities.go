@@ -175,7 +175,7 @@ type KeyJournal interface {
 
 // Lister is a Store that lists what it holds. It is slow, and for administration.
 //
-// Implemented by pool/disk, pool/redis and pool/s3. Without it, `kvagent cache tier` does not list
+// Implemented by pool/disk, pool/redis and pool/s3. Without it, `kvagent cache ls` does not list
 // the tier.
 type Lister interface {
 	// List calls found for every shard until found returns false. Shards stored or deleted

@@ -172,7 +172,8 @@ func (p *path) config(fragment int64, integrity transfer.Integrity, done chan<- 
 		})
 	}
 	return transfer.Config{
-		Device: p.mover, Peer: 1, Slots: p.pool, Layout: transfer.Layout{Groups: []transfer.GroupLayout{g}},
+		Device: p.mover, Peer: 1, Slots: p.pool,
+		Held:      []transfer.Held{{Layout: transfer.Layout{Groups: []transfer.GroupLayout{g}}}},
 		Integrity: integrity,
 		Lanes:     transfer.NewLanes(64, transfer.DefaultLimits.SaveAge, nil),
 		Complete:  func(c transfer.Completion) { done <- c },

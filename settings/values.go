@@ -42,215 +42,130 @@ const (
 // Discreet is a setting's value whose text holds secrets; Shown returns the text without them.
 type Discreet interface{ Shown(text string) string }
 
+// value is a setting's value: its type, its text, and the reader of a text.
+type value struct {
+	kind string
+	text func() string
+	set  func(text string) error
+}
+
+func (v *value) Type() string          { return v.kind }
+func (v *value) String() string        { return v.text() }
+func (v *value) Set(text string) error { return v.set(text) }
+
+// ranged returns a value from low to high; hint is what its error says beside these.
+func ranged[T int | int64 | time.Duration](
+	v *T, low, high T, kind, hint string, parse func(string) (T, error), format func(T) string,
+) pflag.Value {
+	return &value{kind, func() string { return format(*v) }, func(text string) error {
+		n, err := parse(text)
+		if err != nil || n < low || n > high {
+			return fmt.Errorf("allowed: %s to %s%s", format(low), format(high), hint)
+		}
+		*v = n
+		return nil
+	}}
+}
+
 // Size returns the value of a setting in bytes, from low to high, with a unit: 4GiB, 512MiB,
 // 1048576.
-func Size(v *int64, low, high int64) pflag.Value { return &sizeValue{v, low, high} }
+func Size(v *int64, low, high int64) pflag.Value {
+	return ranged(v, low, high, "size", ", such as 4GiB, 512MiB or a number of bytes", ParseSize, FormatSize)
+}
 
 // Rate returns the value of a setting that is one of some words, each with its number, or bytes per
 // second from low to high: 2GiB/s.
 func Rate(v *int64, words map[string]int64, low, high int64) pflag.Value {
-	return &rateValue{v, words, low, high}
+	const perSecond = "/s"
+	names := slices.Sorted(maps.Keys(words))
+	format := func(n int64) string {
+		for word, number := range words {
+			if number == n {
+				return word
+			}
+		}
+		return FormatSize(n) + perSecond
+	}
+	size := ranged(v, low, high, "", ", such as 2GiB/s", func(text string) (int64, error) {
+		size, timed := strings.CutSuffix(text, perSecond)
+		if !timed {
+			return 0, errors.New("not a rate")
+		}
+		return ParseSize(size)
+	}, format)
+	return &value{strings.Join(names, "|") + "|size/s", size.String, func(text string) error {
+		if number, ok := words[text]; ok {
+			*v = number
+			return nil
+		}
+		if err := size.Set(text); err != nil {
+			return errors.New(strings.Replace(err.Error(), ":", ": "+strings.Join(names, ", ")+", or", 1))
+		}
+		return nil
+	}}
 }
 
 // Duration returns the value of a duration from low to high, such as 500ms or 30s.
 func Duration(v *time.Duration, low, high time.Duration) pflag.Value {
-	return &durationValue{v, low, high}
+	return ranged(v, low, high, "duration", ", such as 500ms or 30s", time.ParseDuration, time.Duration.String)
 }
 
 // Count returns the value of a whole number from low to high.
-func Count(v *int, low, high int) pflag.Value { return &countValue{v, low, high} }
+func Count(v *int, low, high int) pflag.Value {
+	return ranged(v, low, high, "number", "", strconv.Atoi, strconv.Itoa)
+}
 
 // Choice returns the value of one of the allowed words.
-func Choice(v *string, allowed []string) pflag.Value { return &choiceValue{v, allowed} }
+func Choice(v *string, allowed []string) pflag.Value {
+	return &value{strings.Join(allowed, "|"), func() string { return *v }, func(text string) error {
+		if !slices.Contains(allowed, text) {
+			return fmt.Errorf("allowed: %s", strings.Join(allowed, ", "))
+		}
+		*v = text
+		return nil
+	}}
+}
+
+// list returns the value of a list, separated by commas. Setting it replaces it.
+func list[T any](v *[]T, kind string, parse func(part string) (T, error)) pflag.Value {
+	format := func() string {
+		parts := make([]string, len(*v))
+		for i, one := range *v {
+			parts[i] = fmt.Sprint(one)
+		}
+		return strings.Join(parts, ",")
+	}
+	return &value{kind, format, func(text string) error {
+		var out []T
+		for part := range strings.SplitSeq(text, ",") {
+			if part = strings.TrimSpace(part); part == "" {
+				continue
+			}
+			one, err := parse(part)
+			if err != nil {
+				return err
+			}
+			out = append(out, one)
+		}
+		*v = out
+		return nil
+	}}
+}
 
 // IDs returns the value of user or group numbers, separated by commas.
-func IDs(v *[]uint32) pflag.Value { return &idsValue{v} }
-
-// Names returns the value of a list of words, separated by commas.
-func Names(v *[]string) pflag.Value { return &namesValue{v} }
-
-// sizeValue is bytes with a unit: 4GiB, 512MiB, 1048576.
-type sizeValue struct {
-	v         *int64
-	low, high int64
-}
-
-func (s *sizeValue) Type() string { return "size" }
-func (s *sizeValue) String() string {
-	if s.v == nil {
-		return ""
-	}
-	return FormatSize(*s.v)
-}
-
-func (s *sizeValue) Set(text string) error {
-	n, err := ParseSize(text)
-	if err != nil || n < s.low || n > s.high {
-		return fmt.Errorf("allowed: %s to %s, such as 4GiB, 512MiB or a number of bytes", FormatSize(s.low),
-			FormatSize(s.high))
-	}
-	*s.v = n
-	return nil
-}
-
-// rateValue is a word, or bytes per second with a unit: 2GiB/s, 500MiB/s.
-type rateValue struct {
-	v         *int64
-	words     map[string]int64
-	low, high int64
-}
-
-func (r *rateValue) Type() string {
-	return strings.Join(slices.Sorted(maps.Keys(r.words)), "|") + "|size/s"
-}
-func (r *rateValue) String() string {
-	if r.v == nil {
-		return ""
-	}
-	for word, number := range r.words {
-		if number == *r.v {
-			return word
-		}
-	}
-	return FormatSize(*r.v) + perSecond
-}
-
-const perSecond = "/s"
-
-func (r *rateValue) Set(text string) error {
-	if number, ok := r.words[text]; ok {
-		*r.v = number
-		return nil
-	}
-	size, timed := strings.CutSuffix(text, perSecond)
-	n, err := ParseSize(size)
-	if err != nil || !timed || n < r.low || n > r.high {
-		words := strings.Join(slices.Sorted(maps.Keys(r.words)), ", ")
-		return fmt.Errorf("allowed: %s, or %s%s to %s%s, such as 2GiB/s", words, FormatSize(r.low), perSecond,
-			FormatSize(r.high), perSecond)
-	}
-	*r.v = n
-	return nil
-}
-
-// durationValue is a time such as 500ms or 30s.
-type durationValue struct {
-	v         *time.Duration
-	low, high time.Duration
-}
-
-func (d *durationValue) Type() string { return "duration" }
-func (d *durationValue) String() string {
-	if d.v == nil {
-		return ""
-	}
-	return d.v.String()
-}
-
-func (d *durationValue) Set(text string) error {
-	v, err := time.ParseDuration(text)
-	if err != nil || v < d.low || v > d.high {
-		return fmt.Errorf("allowed: %v to %v, such as 500ms or 30s", d.low, d.high)
-	}
-	*d.v = v
-	return nil
-}
-
-// countValue is a whole number.
-type countValue struct {
-	v         *int
-	low, high int
-}
-
-func (c *countValue) Type() string { return "number" }
-func (c *countValue) String() string {
-	if c.v == nil {
-		return ""
-	}
-	return strconv.Itoa(*c.v)
-}
-
-func (c *countValue) Set(text string) error {
-	n, err := strconv.Atoi(text)
-	if err != nil || n < c.low || n > c.high {
-		return fmt.Errorf("allowed: %d to %d", c.low, c.high)
-	}
-	*c.v = n
-	return nil
-}
-
-// choiceValue is one of the allowed words.
-type choiceValue struct {
-	v       *string
-	allowed []string
-}
-
-func (c *choiceValue) Type() string { return strings.Join(c.allowed, "|") }
-func (c *choiceValue) String() string {
-	if c.v == nil {
-		return ""
-	}
-	return *c.v
-}
-
-func (c *choiceValue) Set(text string) error {
-	if !slices.Contains(c.allowed, text) {
-		return fmt.Errorf("allowed: %s", strings.Join(c.allowed, ", "))
-	}
-	*c.v = text
-	return nil
-}
-
-// idsValue is a list of user or group numbers, separated by commas. Setting it replaces it.
-type idsValue struct{ v *[]uint32 }
-
-func (l *idsValue) Type() string { return "ids" }
-func (l *idsValue) String() string {
-	if l.v == nil {
-		return ""
-	}
-	out := make([]string, len(*l.v))
-	for i, n := range *l.v {
-		out[i] = strconv.FormatUint(uint64(n), 10)
-	}
-	return strings.Join(out, ",")
-}
-
-func (l *idsValue) Set(text string) error {
-	var out []uint32
-	for _, part := range strings.Split(text, ",") {
-		if part = strings.TrimSpace(part); part == "" {
-			continue
-		}
+func IDs(v *[]uint32) pflag.Value {
+	return list(v, "ids", func(part string) (uint32, error) {
 		n, err := strconv.ParseUint(part, 10, 32)
 		if err != nil {
-			return fmt.Errorf("%q, allowed: numbers from 0 to %d, separated by commas", part, uint32(math.MaxUint32))
+			err = fmt.Errorf("%q, allowed: numbers from 0 to %d, separated by commas", part, uint32(math.MaxUint32))
 		}
-		out = append(out, uint32(n))
-	}
-	*l.v = out
-	return nil
+		return uint32(n), err
+	})
 }
 
-// namesValue is a list of words, separated by commas. Setting it replaces it.
-type namesValue struct{ v *[]string }
-
-func (n *namesValue) Type() string { return "names" }
-func (n *namesValue) String() string {
-	if n.v == nil {
-		return ""
-	}
-	return strings.Join(*n.v, ",")
-}
-
-func (n *namesValue) Set(text string) error {
-	*n.v = nil
-	for part := range strings.SplitSeq(text, ",") {
-		if part = strings.TrimSpace(part); part != "" {
-			*n.v = append(*n.v, part)
-		}
-	}
-	return nil
+// Names returns the value of a list of words, separated by commas.
+func Names(v *[]string) pflag.Value {
+	return list(v, "names", func(part string) (string, error) { return part, nil })
 }
 
 // sizeUnits are the units of sizes, the largest first.

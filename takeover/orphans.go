@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -43,19 +41,15 @@ func NewOrphans(kill func(pidfd int) error, log *zap.Logger) *Orphans {
 // orphan is a mover that still runs, although it was killed, or because it could not be.
 type orphan struct {
 	Mover
-	pidfd int  // negative: it could not be opened
-	slow  bool // it is exiting, or was not killed and may exit by itself
+	pidfd int // negative: it could not be opened
 }
 
 const (
 	// orphanEndLimit is how long a killed process may take to begin to exit. One that takes longer
 	// is in a call of the kernel or of a driver that does not return, and cannot be ended.
 	orphanEndLimit = 2 * time.Second
-	// markReadLimit bounds the reading of a process's environment, which waits for the process's
-	// memory; a stuck call may have locked it.
-	markReadLimit = 500 * time.Millisecond
-	leftPoll      = 50 * time.Millisecond
-	orphanPoll    = time.Second // interval at which running orphans are checked
+	leftPoll       = 50 * time.Millisecond
+	orphanPoll     = time.Second // interval at which running orphans are checked
 )
 
 // End ends the movers that the directory's previous agent left running. The caller holds the
@@ -84,7 +78,7 @@ func (o *Orphans) End(ctx context.Context, dir string) {
 		if fd, err := o.strike(m); err == nil {
 			killed = append(killed, orphan{Mover: m, pidfd: fd})
 		} else if !errors.Is(err, unix.ESRCH) {
-			o.addUnkilled(orphan{Mover: m, pidfd: fd, slow: true}, err)
+			o.addUnkilled(orphan{Mover: m, pidfd: fd}, err)
 		}
 	}
 	until := time.Now().Add(orphanEndLimit)
@@ -139,7 +133,7 @@ func (o *Orphans) strike(m Mover) (fd int, err error) {
 // replaced reports whether a process's number was reused. A hidden start time is no evidence of
 // that.
 func (m *Mover) replaced() bool {
-	n := began(m.PID)
+	n := dram.ProcessBegan(m.PID)
 	return n != 0 && m.Began != 0 && n != m.Began
 }
 
@@ -148,36 +142,10 @@ func (m *Mover) check() error {
 	if m.replaced() {
 		return unix.ESRCH
 	}
-	if n := began(m.PID); n != m.Began || n == 0 {
+	if n := dram.ProcessBegan(m.PID); n != m.Began || n == 0 {
 		return fmt.Errorf("process %d: its start time is not known", m.PID)
 	}
-	exe, err := exeOf(m.PID)
-	if err != nil {
-		return fmt.Errorf("the file that process %d runs: %w", m.PID, err)
-	}
-	if exe != m.Exe || exe == (fileID{}) {
-		return fmt.Errorf("process %d runs another file", m.PID)
-	}
-	return m.checkMark()
-}
-
-// checkMark looks for the mark in a process's environment. If the environment cannot be read in
-// time, the process waits in the kernel, and the other checks decide.
-func (m *Mover) checkMark() error {
-	marked := make(chan error, 1)
-	go func() { // ends with the process at the latest
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", m.PID))
-		if err == nil && !slices.Contains(strings.Split(string(text), "\x00"), markEnv+"="+m.Mark) {
-			err = fmt.Errorf("process %d does not have that agent's mover mark in its environment", m.PID)
-		}
-		marked <- err
-	}()
-	select {
-	case err := <-marked:
-		return err
-	case <-time.After(markReadLimit):
-		return nil
-	}
+	return nil
 }
 
 // ended waits until a process has exited; it may still be a zombie.
@@ -205,29 +173,9 @@ func (o *Orphans) await(ctx context.Context, m orphan, until time.Time) {
 		o.log.Info("a mover of the previous agent was ended", zap.Int("pid", m.PID))
 		return
 	}
-	m.slow = exiting(m.PID)
 	o.mu.running = append(o.mu.running, m)
 	o.log.Error("a mover of the previous agent does not end: it keeps the memory of its engines and of its pool",
-		zap.Int("pid", m.PID), zap.Bool("has_begun_to", m.slow), zap.Duration("waited", orphanEndLimit))
-}
-
-// exiting reports whether every thread of a process has begun to exit. One that has not is blocked
-// in the kernel.
-func exiting(pid int) bool {
-	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if err != nil {
-		return true
-	}
-	for _, task := range tasks {
-		tid, err := strconv.Atoi(task.Name())
-		if err != nil {
-			continue
-		}
-		if _, flags, ok := processState(tid); ok && flags&flagExiting == 0 {
-			return false
-		}
-	}
-	return true
+		zap.Int("pid", m.PID), zap.Duration("waited", orphanEndLimit))
 }
 
 // Running returns the processes that could not be ended.
@@ -240,25 +188,18 @@ func (o *Orphans) Running() (out []Mover) {
 	return out
 }
 
-// holds reports whether a pool's file is held by movers that cannot be ended: those of the agent
-// that signed it, if that agent had this directory. mayEnd means that all of them may still end by
-// themselves. The signer's host is ignored: a new pod has another name, and o.agents ran since this
-// machine's boot.
-func (o *Orphans) holds(by *dram.HeldError) (held, mayEnd bool) {
+// holds reports whether a pool's file is held by movers that could not be ended: those of the agent
+// that signed it, if that agent had this directory. The signer's host is ignored: a new pod has
+// another name, and o.agents ran since this machine's boot.
+func (o *Orphans) holds(by *dram.HeldError) bool {
 	signer := Process{by.Process, by.Began}
 	if by.Process == 0 || !slices.Contains(o.agents, signer) {
-		return false, false
+		return false
 	}
 	o.takeEnded()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	held, mayEnd = o.unseen, true
-	for _, m := range o.mu.running {
-		if m.Agent == signer {
-			held, mayEnd = true, mayEnd && m.slow
-		}
-	}
-	return held, mayEnd
+	return o.unseen || slices.ContainsFunc(o.mu.running, func(m orphan) bool { return m.Agent == signer })
 }
 
 // abandonFile removes a file that another process holds, so that a new file can have its name. The

@@ -21,16 +21,10 @@ import (
 // An agent that has stopped its record leaves alone what its successor writes.
 func TestStoppedRecordIsTheSuccessors(t *testing.T) {
 	dir := t.TempDir()
-	first, err := NewRecord(dir, nil, zap.NewNop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := NewRecord(dir, nil, zap.NewNop())
 	first.Update(77, true)
 	first.Stop()
-	second, err := NewRecord(dir, nil, zap.NewNop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	second := NewRecord(dir, nil, zap.NewNop())
 	second.Update(78, true)
 	first.Update(77, false)
 	if f, err := ReadMovers(dir); err != nil || len(f.Movers) != 1 || f.Movers[0].PID != 78 {
@@ -41,9 +35,7 @@ func TestStoppedRecordIsTheSuccessors(t *testing.T) {
 // startSleeper starts a process that looks like a mover of an agent that has ended.
 func startSleeper(t *testing.T) (*exec.Cmd, Mover) {
 	t.Helper()
-	const mark = "0123"
 	cmd := exec.Command("cat")
-	cmd.Env = append(os.Environ(), markEnv+"="+mark)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -63,11 +55,7 @@ func startSleeper(t *testing.T) (*exec.Cmd, Mover) {
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	exe, err := exeOf(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cmd, Mover{Process{cmd.Process.Pid, began(cmd.Process.Pid)}, exe, mark, Process{1, 1}}
+	return cmd, Mover{Process{cmd.Process.Pid, dram.ProcessBegan(cmd.Process.Pid)}, Process{1, 1}}
 }
 
 // Nothing but the very process that was written down is killed.
@@ -75,12 +63,10 @@ func TestOnlyTheRecordedProcessIsEnded(t *testing.T) {
 	l := &Orphans{log: zap.NewNop()}
 	_, m := startSleeper(t)
 	for name, change := range map[string]func(*Mover){
-		"began":  func(m *Mover) { m.Began++ },
-		"exe":    func(m *Mover) { m.Exe.Ino++ },
-		"no exe": func(m *Mover) { m.Exe = fileID{} },
-		"mark":   func(m *Mover) { m.Mark = "0124" },
-		"self":   func(m *Mover) { m.PID, m.Began = os.Getpid(), began(os.Getpid()) },
-		"init":   func(m *Mover) { m.PID, m.Began = 1, began(1) },
+		"began":    func(m *Mover) { m.Began++ },
+		"no begin": func(m *Mover) { m.Began = 0 },
+		"self":     func(m *Mover) { m.PID, m.Began = os.Getpid(), dram.ProcessBegan(os.Getpid()) },
+		"init":     func(m *Mover) { m.PID, m.Began = 1, dram.ProcessBegan(1) },
 	} {
 		other := m
 		change(&other)
@@ -108,14 +94,11 @@ func TestMoverThatIsLeftAlone(t *testing.T) {
 		kill   func(int) error
 		held   bool
 	}{
-		"no exe":      {func(m *Mover) { m.Exe = fileID{} }, kill, true},
-		"another exe": {func(m *Mover) { m.Exe.Ino++ }, kill, true},
-		"no mark":     {func(m *Mover) { m.Mark = "0124" }, kill, true},
-		"no begin":    {func(m *Mover) { m.Began = 0 }, kill, true},
-		"no right":    {func(*Mover) {}, func(int) error { return unix.EPERM }, true},
-		"killed":      {func(*Mover) {}, kill, false},
-		"replaced":    {func(m *Mover) { m.Began++ }, kill, false},
-		"init":        {func(m *Mover) { m.PID, m.Began = 1, began(1) }, kill, false},
+		"no begin": {func(m *Mover) { m.Began = 0 }, kill, true},
+		"no right": {func(*Mover) {}, func(int) error { return unix.EPERM }, true},
+		"killed":   {func(*Mover) {}, kill, false},
+		"replaced": {func(m *Mover) { m.Began++ }, kill, false},
+		"init":     {func(m *Mover) { m.PID, m.Began = 1, dram.ProcessBegan(1) }, kill, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd, m := startSleeper(t)
@@ -131,13 +114,12 @@ func TestMoverThatIsLeftAlone(t *testing.T) {
 			l := &Orphans{log: zap.NewNop(), kill: c.kill}
 			l.End(t.Context(), dir)
 			by := &dram.HeldError{Process: m.Agent.PID, Began: m.Agent.Began}
-			held, mayEnd := l.holds(by)
-			if held != c.held || held && !mayEnd || len(l.Running()) > 0 != c.held {
-				t.Errorf("held %v, mayEnd %v, left %+v, want held %v and waited for", held, mayEnd, l.Running(), c.held)
+			if held := l.holds(by); held != c.held || len(l.Running()) > 0 != c.held {
+				t.Errorf("held %v, left %+v, want held %v", held, l.Running(), c.held)
 			}
 			_ = cmd.Process.Kill() // it may have ended
 			_ = cmd.Wait()         // it was killed
-			if held, _ := l.holds(by); held {
+			if l.holds(by) {
 				t.Error("a process that has ended holds the file")
 			}
 		})
@@ -237,10 +219,7 @@ func TestPlantedMoversFile(t *testing.T) {
 			if err := errors.Join(os.WriteFile(other, []byte("kept"), 0o600), plant(next, other)); err != nil {
 				t.Fatal(err)
 			}
-			r, err := NewRecord(dir, nil, zap.NewNop())
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := NewRecord(dir, nil, zap.NewNop())
 			noted := make(chan struct{})
 			go func() { r.Update(77, true); close(noted) }()
 			select {
@@ -277,28 +256,23 @@ func TestWhoHoldsThePool(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(runs)
-	stuck := func(slow bool) *Orphans {
-		l := &Orphans{agents: []Process{old}}
-		l.mu.running = []orphan{{Mover: Mover{Agent: old}, pidfd: runs, slow: slow}}
-		return l
-	}
+	stuck := &Orphans{agents: []Process{old}}
+	stuck.mu.running = []orphan{{Mover: Mover{Agent: old}, pidfd: runs}}
 	for name, c := range map[string]struct {
-		left         *Orphans
-		by           dram.HeldError
-		held, mayEnd bool
+		left *Orphans
+		by   dram.HeldError
+		held bool
 	}{
-		"stuck":           {stuck(false), by, true, false},
-		"slow":            {stuck(true), by, true, true},
-		"ended":           {&Orphans{agents: []Process{old}}, by, false, true},
-		"unseen":          {&Orphans{agents: []Process{old}, unseen: true}, by, true, true},
-		"another process": {stuck(false), dram.HeldError{Process: 78, Began: 5, Host: host}, false, false},
-		"another start":   {stuck(false), dram.HeldError{Process: 77, Began: 6, Host: host}, false, false},
-		"another pod":     {stuck(false), dram.HeldError{Process: 77, Began: 5, Host: "x" + host}, true, false},
-		"not signed":      {stuck(false), dram.HeldError{}, false, false},
+		"stuck":           {stuck, by, true},
+		"ended":           {&Orphans{agents: []Process{old}}, by, false},
+		"unseen":          {&Orphans{agents: []Process{old}, unseen: true}, by, true},
+		"another process": {stuck, dram.HeldError{Process: 78, Began: 5, Host: host}, false},
+		"another start":   {stuck, dram.HeldError{Process: 77, Began: 6, Host: host}, false},
+		"another pod":     {stuck, dram.HeldError{Process: 77, Began: 5, Host: "x" + host}, true},
+		"not signed":      {stuck, dram.HeldError{}, false},
 	} {
-		held, mayEnd := c.left.holds(&c.by)
-		if held != c.held || held && mayEnd != c.mayEnd {
-			t.Errorf("%s: held %v, mayEnd %v", name, held, mayEnd)
+		if held := c.left.holds(&c.by); held != c.held {
+			t.Errorf("%s: held %v", name, held)
 		}
 	}
 }

@@ -1,8 +1,6 @@
 package takeover
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -18,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/pool/dram"
 )
 
 // An agent that dies may leave blocked movers, which keep the pool's file locked and the engines'
 // sockets open. So it records its movers in the socket directory, and its successor ends them. A
-// process is identified by all of these: its number and start time, within a boot of the machine
-// and a PID namespace, its executable file, and a mark that only the movers of one agent have in
-// their environment.
+// process is identified by its number and its start time, within a boot of the machine and a PID
+// namespace.
 
 // File is the content of the record.
 type File struct {
@@ -36,8 +33,6 @@ type File struct {
 // Mover is one process.
 type Mover struct {
 	Process
-	Exe   fileID  `json:"exe"`
-	Mark  string  `json:"mark"`  // the value of markEnv
 	Agent Process `json:"agent"` // the agent that started it
 }
 
@@ -47,14 +42,6 @@ type Process struct {
 	Began uint64 `json:"began"` // start time, clock ticks since the machine's boot
 }
 
-type fileID struct {
-	Dev uint64 `json:"dev"`
-	Ino uint64 `json:"ino"`
-}
-
-// markEnv is in the environment of each mover.
-const markEnv = "KVAGENT_MOVER_MARK"
-
 // maxMoversFile bounds the file's size, bytes: some thousand movers.
 const maxMoversFile = 1 << 20
 
@@ -62,7 +49,6 @@ const maxMoversFile = 1 << 20
 type Record struct {
 	path  string
 	agent Process
-	mark  string
 	log   *zap.Logger
 
 	mu      sync.Mutex
@@ -72,34 +58,23 @@ type Record struct {
 
 // NewRecord replaces the list of the previous agents. It keeps the movers in left, so that the next
 // agent knows them too.
-func NewRecord(dir string, left []Mover, log *zap.Logger) (*Record, error) {
-	var mark [16]byte
-	if _, err := rand.Read(mark[:]); err != nil {
-		return nil, fmt.Errorf("a mark for movers: %w", err)
-	}
+func NewRecord(dir string, left []Mover, log *zap.Logger) *Record {
 	r := &Record{
-		path: filepath.Join(dir, socketdir.MoversFile), mark: hex.EncodeToString(mark[:]), log: log,
-		agent: Process{os.Getpid(), began(os.Getpid())}, file: File{Machine: machineID(), Namespace: namespaceID(),
-			Movers: left},
+		path: filepath.Join(dir, socketdir.MoversFile), log: log,
+		agent: Process{os.Getpid(), dram.ProcessBegan(os.Getpid())},
+		file:  File{Machine: machineID(), Namespace: namespaceID(), Movers: left},
 	}
 	r.write()
-	return r, nil
+	return r
 }
-
-// Env returns the variable that movers have in their environment.
-func (r *Record) Env() string { return markEnv + "=" + r.mark }
 
 // Update adds a process that has started, or removes one that was reaped.
 func (r *Record) Update(pid int, runs bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m Mover) bool {
-		return m.Agent == r.agent &&
-			m.PID == pid
-	})
+	r.file.Movers = slices.DeleteFunc(r.file.Movers, func(m Mover) bool { return m.Agent == r.agent && m.PID == pid })
 	if runs {
-		exe, _ := exeOf(pid) // unknown: the successor does not kill it then, and starts without the pool's file
-		r.file.Movers = append(r.file.Movers, Mover{Process{pid, began(pid)}, exe, r.mark, r.agent})
+		r.file.Movers = append(r.file.Movers, Mover{Process{pid, dram.ProcessBegan(pid)}, r.agent})
 	}
 	r.write()
 }
@@ -216,26 +191,4 @@ func namespaceID() uint64 {
 		return 0
 	}
 	return st.Ino
-}
-
-// began returns the start time of a process; 0: there is none.
-func began(pid int) uint64 {
-	words := processWords(strconv.Itoa(pid))
-	if words == nil {
-		return 0
-	}
-	n, err := strconv.ParseUint(words[22-3], 10, 64) // proc(5): field 22, of which 3 is the first word here
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
-// exeOf returns the file that a process runs.
-func exeOf(pid int) (fileID, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(fmt.Sprintf("/proc/%d/exe", pid), &st); err != nil {
-		return fileID{}, err
-	}
-	return fileID{st.Dev, st.Ino}, nil
 }

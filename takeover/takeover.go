@@ -68,13 +68,11 @@ func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *socketd
 func (t *Takeover) Pool(ctx context.Context, path string, open func() (*dram.Pool, error)) (p *dram.Pool, err error) {
 	p, err = t.openPool(ctx, open)
 	var by *dram.HeldError
-	if errors.As(err, &by) && ctx.Err() == nil {
-		if held, _ := t.left.holds(by); held {
-			if bad := t.left.abandonFile(path, err); bad != nil {
-				return nil, errors.Join(err, bad)
-			}
-			p, err = t.openPool(ctx, open)
+	if errors.As(err, &by) && ctx.Err() == nil && t.left.holds(by) {
+		if bad := t.left.abandonFile(path, err); bad != nil {
+			return nil, errors.Join(err, bad)
 		}
+		p, err = t.openPool(ctx, open)
 	}
 	return p, err
 }
@@ -87,9 +85,6 @@ func (t *Takeover) openPool(ctx context.Context, open func() (*dram.Pool, error)
 		var by *dram.HeldError
 		if !errors.As(err, &by) {
 			return false, false
-		}
-		if held, mayEnd := t.left.holds(by); held && !mayEnd {
-			return false, false // nothing to wait for
 		}
 		return by.Process != 0 && !by.Exited && !ending(by.Process), true
 	})
@@ -195,24 +190,15 @@ func Exited(pid int) bool {
 
 // processState reads the state and the flags of a process or thread.
 func processState(pid int) (state string, flags uint64, ok bool) {
-	words := processWords(strconv.Itoa(pid))
-	if words == nil {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
 		return "", 0, false
 	}
-	flags, err := strconv.ParseUint(words[6], 10, 64)
-	return words[0], flags, err == nil
-}
-
-// processWords returns the words after a process's name, which may hold anything itself; nil: there
-// is no such process.
-func processWords(pid string) []string {
-	text, err := os.ReadFile("/proc/" + pid + "/stat")
-	if err != nil {
-		return nil
-	}
+	// The process's name, before the last bracket, may hold anything.
 	words := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	if len(words) < 20 {
-		return nil
+	if len(words) < 7 {
+		return "", 0, false
 	}
-	return words
+	flags, err = strconv.ParseUint(words[6], 10, 64)
+	return words[0], flags, err == nil
 }

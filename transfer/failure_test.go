@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -138,7 +139,7 @@ func TestPeerThatWasClosed(t *testing.T) {
 // TestRegionsThatAreTooSmall expects a layout that reaches beyond the imported regions to fail
 // block by block.
 func TestRegionsThatAreTooSmall(t *testing.T) {
-	s := newNode(t, 64, false).join(t, func(c *Config) { c.Layout.Groups[0].NumBlocks = 1 << 20 })
+	s := newNode(t, 64, false).join(t, func(c *Config) { c.Held[0].Layout.Groups[0].NumBlocks = 1 << 20 })
 	s.finish(save(1, section(0, 2, 1<<19)), Failed)
 	s.finish(save(2, section(0, 2, 0)), pool.OK)
 }
@@ -169,15 +170,15 @@ func TestBatchesOfSmallPiecesAreBounded(t *testing.T) {
 	count := &counting{Device: n.host}
 	s := n.join(t, func(c *Config) {
 		c.Device = count
-		c.Spec.Fingerprint[5], c.Spec.Groups[0].ShardBytes = 1, []uint32{MaxSegments}
+		c.Spec.Fingerprint[5], c.Spec.Groups[0].ShardBytes = 1, []uint32{ipc.MaxSegments}
 		g := GroupLayout{NumBlocks: 32}
-		for i := range uint64(MaxSegments) {
-			g.Segments = append(g.Segments, Segment{Offset: MaxSegments - 1 - i, Stride: MaxSegments, Bytes: 1})
+		for i := range uint64(ipc.MaxSegments) {
+			g.Segments = append(g.Segments, Segment{Offset: ipc.MaxSegments - 1 - i, Stride: ipc.MaxSegments, Bytes: 1})
 		}
-		c.Layout.Groups[0] = g
+		c.Held[0].Layout.Groups[0] = g
 	})
 	s.finish(save(1, section(0, 5, 0), section(10, 5, 5)), pool.OK)
-	if want := 10 * MaxSegments; count.runs != want || len(count.blocks) < want/maxBatchRuns {
+	if want := 10 * ipc.MaxSegments; count.runs != want || len(count.blocks) < want/maxBatchRuns {
 		t.Errorf("%d copies with %d runs, want %d in copies of at most %d", len(count.blocks), count.runs, want,
 			maxBatchRuns)
 	}

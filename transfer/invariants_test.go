@@ -68,8 +68,8 @@ func TestNothingUnfinishedIsStored(t *testing.T) {
 	limits.EventWait = 200 * time.Millisecond
 	w, err := Start(Config{
 		Device: n.host, Slots: n.pool, Space: space, Spec: sp, Limits: limits, Lanes: n.lanes,
-		Layout: Layout{[]GroupLayout{{NumBlocks: blocks,
-			Segments: []Segment{{Region: 1, Stride: blockSize, Bytes: blockSize}}}}},
+		Held: []Held{{Layout: Layout{[]GroupLayout{{NumBlocks: blocks,
+			Segments: []Segment{{Region: 1, Stride: blockSize, Bytes: blockSize}}}}}}},
 		Complete: func(c Completion) { done <- c },
 	})
 	if err != nil {

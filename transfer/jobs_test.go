@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -22,25 +23,11 @@ func TestJobsThatCannotBe(t *testing.T) {
 		where string
 		job   Job
 	}{
-		{"kind 2", Job{Kind: 2}},
-		{"sections: 65", load(1, make([]Section, MaxSections+1)...)},
 		{"sections[1].group: 1 is not below 1", one(func(s *Section) { s.Group = 1 })},
-		{"sections[1].hash_len: 0", one(func(s *Section) { s.Hashes.Len = 0 })},
-		{"sections[1].hash_len: 33", one(func(s *Section) { s.Hashes.Len = 33 })},
-		{"sections[1].hash_len: -1", one(func(s *Section) { s.Hashes.Len = -1 })},
-		{"sections[1].parent: 33 bytes", one(func(s *Section) { s.Parent = make([]byte, 33) })},
-		{"sections[1].blocks: 3 for 4", one(func(s *Section) { s.Blocks = s.Blocks[:3] })},
 		{"sections[1].blocks[2]: 256 is not below 256", one(func(s *Section) { s.Blocks[2] = blocks })},
 		{"sections[1].blocks[3]: 4294967295", one(func(s *Section) { s.Blocks[3] = math.MaxUint32 })},
 		{"sections[1].blocks[3]: 1 is there twice", one(func(s *Section) { s.Blocks[3] = 1 })},
 		{"sections[1].blocks[0]: 9 is there twice", one(func(s *Section) { s.Blocks[0] = 9 })},
-		{"sections[1].hashes", one(func(s *Section) { s.Hashes.Blob = s.Hashes.Blob[:len(s.Hashes.Blob)-1] })},
-		{"sections[1].hashes", one(func(s *Section) { s.Hashes.First = 1 })},
-		{"sections[1].hashes", one(func(s *Section) { s.Hashes.First = -1 })},
-		{"sections[1].hashes", one(func(s *Section) { s.Hashes.Step = math.MaxInt })},
-		{"sections[1].hashes", one(func(s *Section) { s.Hashes.Step = -1 })},
-		{"more than 8192", load(1, section(0, 1, 0),
-			Section{Hashes: pool.Chain(chain(0, MaxJobBlocks), hashLen), Blocks: make([]uint32, MaxJobBlocks)})},
 	} {
 		err := s.worker.Submit(try.job)
 		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), try.where) {
@@ -71,14 +58,14 @@ func TestNumberInUse(t *testing.T) {
 func TestLargestJob(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	var sections []Section
-	for i := range MaxSections {
+	for i := range ipc.MaxSections {
 		sec := section(i*128, 128, 0)
 		sections = append(sections, sec)
 	}
 	s.submit(save(1, sections...))
 	c := s.completion()
-	if len(c.Status) != MaxJobBlocks {
-		t.Fatalf("%d statuses, want %d", len(c.Status), MaxJobBlocks)
+	if len(c.Status) != ipc.MaxJobBlocks {
+		t.Fatalf("%d statuses, want %d", len(c.Status), ipc.MaxJobBlocks)
 	}
 	for i, status := range c.Status {
 		if status != pool.OK && status != pool.Busy {
@@ -101,26 +88,4 @@ func TestTheSameTwiceInOneJob(t *testing.T) {
 	s.finish(load(2, section(0, 1, 7), section(0, 1, 8)), pool.OK)
 	s.expect(7, 1, "one key twice in a load")
 	s.expect(8, 1, "one key twice in a load")
-}
-
-func TestConfigurationsThatCannotBe(t *testing.T) {
-	n := newNode(t, 8, false)
-	for name, change := range map[string]func(*Config){
-		"no device":        func(c *Config) { c.Device = nil },
-		"no pool":          func(c *Config) { c.Slots = nil },
-		"nobody to tell":   func(c *Config) { c.Complete = nil },
-		"no such shard":    func(c *Config) { c.Shard = 1 },
-		"no such group":    func(c *Config) { c.Layout.Groups = nil },
-		"other block size": func(c *Config) { c.Layout.Groups[0].Segments = c.Layout.Groups[0].Segments[1:] },
-		"other integrity":  func(c *Config) { c.Integrity = 7 },
-	} {
-		cfg := Config{Device: n.host, Slots: n.pool, Spec: spec(1), Layout: layout(), Complete: func(Completion) {}}
-		change(&cfg)
-		if w, err := Start(cfg); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%s: %v, want ErrInvalid", name, err)
-			if w != nil {
-				w.Close()
-			}
-		}
-	}
 }

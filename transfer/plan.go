@@ -4,13 +4,9 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math"
-	"math/bits"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
-
-// MaxSegments bounds the segments of one group.
-const MaxSegments = 1 << 16
 
 // plan is a group's layout with adjacent segments merged, so that a block needs as few runs as
 // possible.
@@ -20,37 +16,19 @@ type plan struct {
 	segments []Segment
 }
 
-// makePlan checks a layout: a block must have want bytes, and no offset may overflow. The device
-// checks for each run that the region is large enough.
+// makePlan makes the plan of a layout, of which a block must have want bytes. The device checks for
+// each run that the region is large enough.
 func makePlan(g *GroupLayout, want uint32) (plan, error) {
 	p := plan{blocks: g.NumBlocks, bytes: want}
-	if len(g.Segments) > MaxSegments {
-		return p, fmt.Errorf("%d segments, at most %d: %w", len(g.Segments), MaxSegments, ErrInvalid)
-	}
 	var total uint64
 	for i := range g.Segments {
-		s := &g.Segments[i]
-		if s.Bytes == 0 {
-			return p, fmt.Errorf("segments[%d].bytes: 0 is below 1: %w", i, ErrInvalid)
-		}
-		if !s.fits(g.NumBlocks) {
-			return p, fmt.Errorf("segments[%d]: offset %d, stride %d: block %d is beyond 2^63: %w",
-				i, s.Offset, s.Stride, g.NumBlocks, ErrInvalid)
-		}
-		total += uint64(s.Bytes)
-		p.add(s)
+		total += uint64(g.Segments[i].Bytes)
+		p.add(&g.Segments[i])
 	}
 	if total != uint64(want) || total == 0 {
 		return p, fmt.Errorf("segments: %d bytes a block, the space has %d: %w", total, want, ErrInvalid)
 	}
 	return p, nil
-}
-
-// fits reports whether all offsets of all blocks are below 2^63.
-func (s *Segment) fits(blocks uint32) bool {
-	over, far := bits.Mul64(s.Stride, uint64(blocks))
-	return over == 0 && far <= math.MaxInt64 && s.Offset <= math.MaxInt64-far &&
-		uint64(s.Bytes) <= math.MaxInt64-far-s.Offset
 }
 
 // add appends a segment, or makes the last one longer if this one follows it in every block.

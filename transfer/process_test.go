@@ -56,8 +56,8 @@ func (n *node) rank(t *testing.T, number int, kind cudaipc.Kind) *rank {
 		t.Fatal(err)
 	}
 	r.worker, err = Start(Config{
-		Device: n.host, Peer: im.Peer, Slots: n.pool, Space: space, Spec: spec, Shard: uint8(number), Lanes: n.lanes,
-		Layout: layout, Complete: func(c Completion) { r.done <- c },
+		Device: n.host, Peer: im.Peer, Slots: n.pool, Space: space, Spec: spec, Lanes: n.lanes,
+		Held: []Held{{uint8(number), layout}}, Complete: func(c Completion) { r.done <- c },
 	})
 	if err != nil {
 		t.Fatal(err)

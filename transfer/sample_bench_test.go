@@ -60,7 +60,7 @@ func benchSampling(b *testing.B, open openSampled) {
 	}
 	done := make(chan Completion, 1)
 	cfg := Config{
-		Device: device, Peer: 1, Slots: p, Layout: Layout{[]GroupLayout{g}}, Limits: patientSamples(),
+		Device: device, Peer: 1, Slots: p, Held: []Held{{Layout: Layout{[]GroupLayout{g}}}}, Limits: patientSamples(),
 		Lanes: NewLanes(4, DefaultLimits.SaveAge, nil),
 		Spec: pool.Spec{Fingerprint: pool.Fingerprint{3}, Identity: []byte("bench"), Shards: 1,
 			Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{benchBlock}}}},

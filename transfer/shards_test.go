@@ -25,10 +25,9 @@ func cells(shards ...uint8) func(*Config) {
 		held := func(shard uint8) Held {
 			return Held{shard, Layout{[]GroupLayout{{NumBlocks: blocks, Segments: segments[shard : shard+1]}}}}
 		}
-		first := held(shards[0])
-		c.Spec, c.Shard, c.Layout = cellSpec(), first.Shard, first.Layout
-		for _, shard := range shards[1:] {
-			c.Others = append(c.Others, held(shard))
+		c.Spec, c.Held = cellSpec(), nil
+		for _, shard := range shards {
+			c.Held = append(c.Held, held(shard))
 		}
 		c.Limits = DefaultLimits
 		c.Limits.BatchBytes = 6 * piece
@@ -151,10 +150,7 @@ func TestOneShardLooksForRoom(t *testing.T) {
 func TestShardsThatCannotBeHeld(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	for want, change := range map[string]func(*Config){
-		"shard 4 of 4":                func(c *Config) { c.Others[0].Shard = 4 },
-		"shard 1 is there twice":      func(c *Config) { c.Others[1].Shard = 1 },
-		"groups: the layout has 0":    func(c *Config) { c.Others[0].Layout.Groups = nil },
-		"7 blocks of shard 1, 256 of": func(c *Config) { c.Others[0].Layout.Groups[0].NumBlocks = 7 },
+		"7 blocks of shard 1, 256 of": func(c *Config) { c.Held[1].Layout.Groups[0].NumBlocks = 7 },
 	} {
 		cfg := Config{Device: s.host, Peer: s.peer, Slots: s.pool, Complete: func(Completion) {}}
 		cells(0, 1, 2)(&cfg)

@@ -273,8 +273,8 @@ type stagedRange struct {
 	shift uint32 // shiftOf its bytes
 }
 
-// MakeStages returns the stages of a worker's shards, in the order of Config.Shard and
-// Config.Others. stages has the stage of each segment, of all groups of all shards in order. There
+// MakeStages returns the stages of a worker's shards, in the order of Config.Held.
+// stages has the stage of each segment, of all groups of all shards in order. There
 // are as many stages as the largest number says; one without segments ends with the one before it.
 func MakeStages(shards []Held, stages []uint16) (*Stages, error) {
 	s := &Stages{}

@@ -60,7 +60,8 @@ func BenchmarkStaged(b *testing.B) {
 	}
 	done := make(chan Completion, 1)
 	cfg := Config{
-		Device: device, Peer: 1, Slots: p, Layout: shard.Layout, Lanes: NewLanes(4, DefaultLimits.SaveAge, nil),
+		Device: device, Peer: 1, Slots: p, Held: []Held{{Layout: shard.Layout}},
+		Lanes: NewLanes(4, DefaultLimits.SaveAge, nil),
 		Spec: pool.Spec{Fingerprint: pool.Fingerprint{3}, Identity: []byte("bench"), Shards: 1,
 			Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{block}}}},
 		Sampling: Sampling{Arena: arena}, Complete: func(c Completion) { done <- c },

@@ -135,7 +135,7 @@ func (n *node) join(t *testing.T, change func(*Config)) *station {
 func (s *station) start(change func(*Config)) {
 	s.t.Helper()
 	cfg := Config{
-		Device: s.host, Peer: s.peer, Slots: s.pool, Spec: spec(1), Layout: layout(), Lanes: s.lanes,
+		Device: s.host, Peer: s.peer, Slots: s.pool, Spec: spec(1), Held: []Held{{Layout: layout()}}, Lanes: s.lanes,
 		Complete: func(c Completion) { s.done <- c },
 	}
 	if change != nil {

@@ -105,9 +105,7 @@ type Config struct {
 	Slots     Slots
 	Space     pool.SpaceID
 	Spec      pool.Spec
-	Shard     uint8
-	Layout    Layout
-	Others    []Held // further shards, whose layouts have the same blocks
+	Held      []Held // at least one shard; all have the same blocks
 	Integrity Integrity
 	Sampling  Sampling
 	Lanes     *Lanes // shared by all workers of a device

@@ -248,6 +248,6 @@ func TestCloseCompletesEveryJob(t *testing.T) {
 func (s *station) waitClosed() {
 	s.t.Helper()
 	devicetest.Until(s.t, "Submit after Close is ErrClosed", func() bool {
-		return errors.Is(s.worker.Submit(Job{Kind: 2}), ErrClosed)
+		return errors.Is(s.worker.Submit(Job{Sections: []Section{{Group: 9}}}), ErrClosed)
 	})
 }

@@ -16,11 +16,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// CacheStatus is the contents of /cache: what is stored, by space, and where.
+// CacheStatus is the contents of /cache: what is stored, by space.
 type CacheStatus struct {
-	Spaces []CacheSpace      `json:"spaces"`
-	Pool   pool.Stats        `json:"pool"`
-	Tiers  []pool.TierStatus `json:"tiers"`
+	Spaces []CacheSpace `json:"spaces"`
 }
 
 // CacheSpace is one space this agent knows.
@@ -72,8 +70,7 @@ func (f *cacheFilter) picks(s *CacheSpace) bool {
 
 // cache returns what is stored of the spaces that a filter picks.
 func (v *View) cache(f cacheFilter) CacheStatus {
-	now := v.source.State()
-	out := CacheStatus{Spaces: []CacheSpace{}, Pool: now.Pool, Tiers: []pool.TierStatus{}}
+	out := CacheStatus{Spaces: []CacheSpace{}}
 	for _, one := range v.source.Spaces() {
 		if f.picks(&one.CacheSpace) {
 			out.Spaces = append(out.Spaces, one.CacheSpace)
@@ -82,9 +79,6 @@ func (v *View) cache(f cacheFilter) CacheStatus {
 	slices.SortFunc(out.Spaces, func(x, y CacheSpace) int {
 		return cmp.Or(cmp.Compare(x.Model, y.Model), cmp.Compare(x.Tenant, y.Tenant), cmp.Compare(x.Space, y.Space))
 	})
-	if now.Tiers != nil {
-		out.Tiers = now.Tiers.Tiers
-	}
 	return out
 }
 

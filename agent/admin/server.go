@@ -196,7 +196,6 @@ func (s *Server) addChanges(mux *http.ServeMux) {
 	mux.HandleFunc("GET /cache", s.cacheList)
 	mux.HandleFunc("POST /cache/rm", s.cacheRemove)
 	mux.HandleFunc("GET /cache/tier", s.cacheTier)
-	mux.HandleFunc("GET /events", s.events)
 	mux.HandleFunc("GET /explain", s.explain)
 	mux.HandleFunc("GET /record", s.record)
 	mux.HandleFunc("GET /hints", s.hinted)
@@ -257,7 +256,7 @@ func ParseSwitch(key, value string) (bool, error) {
 	return false, fmt.Errorf("%s: %q, allowed: on, off", key, value)
 }
 
-// closing is how long requests that run may take to end, such as of a reader of /events that has to
+// closing is how long requests that run may take to end, such as of a reader of /record that has to
 // be told the end; then their connections are cut.
 const closing = 5 * time.Second
 

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/events"
 	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/agent/page"
@@ -34,7 +33,6 @@ type Source struct {
 	// Explain tells why look-ups missed; nil: nothing is remembered.
 	Explain *history.World
 	Hints   Hints
-	Tail    func(follow bool, wants func(pool.SpaceID) bool) (*events.Tail, error)
 }
 
 // Space is a space that the agent knows.

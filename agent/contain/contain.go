@@ -18,11 +18,9 @@ var sessionPackages = []string{
 }
 
 // sessionReceivers are the types of package agent whose values belong to one session, or to one
-// look-up socket and its current request, and the counter of all jobs, whose lock is held for a
-// number. A function without a receiver holds nothing.
+// look-up socket and its current request. A function without a receiver holds nothing.
 var sessionReceivers = []string{
 	"(*session)", "(*heldLoad)", "(*heldLoads)", "(*settling)", "(*seat)", "(*lookupSock)", "(*outbox)", "(*jobTable)",
-	"(*jobCounter)",
 }
 
 // holdsShared are the methods of those types that hold a shared resource while they run: a
@@ -68,6 +66,9 @@ func isSessionOwned(name string) bool {
 	}
 	if pkg != "agent" {
 		return false
+	}
+	if at := strings.LastIndex(function, "(*"); at > 0 { // a closure of a method that was inlined
+		function = function[at:]
 	}
 	if slices.ContainsFunc(holdsShared,
 		func(f string) bool { return function == f || strings.HasPrefix(function, f+".") }) {

@@ -23,12 +23,8 @@ const (
 	maxRecords    = 4096 // fetches, those that have ended and are remembered included; and waiting names
 )
 
-// Range of Config.TTL.
-const (
-	MinTTL     = time.Millisecond
-	MaxTTL     = 10 * time.Minute
-	DefaultTTL = 30 * time.Second
-)
+// DefaultTTL is the TTL of a Config without one.
+const DefaultTTL = 30 * time.Second
 
 // Config configures a table.
 type Config struct {

@@ -81,8 +81,7 @@ func (r *room) take(bytes int) bool {
 	return true
 }
 
-// run is events of one kind and medium: of a chain, with the first of removed blocks at its end, or
-// in a loose run of any removed blocks.
+// run is events of one kind and medium: stored blocks of a chain, or any removed ones.
 type run struct {
 	event  // of blocks[0]
 	blocks []uint32
@@ -91,14 +90,14 @@ type run struct {
 // runs joins events to runs. A run of stored blocks may go on after one in another medium began:
 // the block before each of its blocks is in it. It does not go on after a removal, which may be of
 // its next block.
-func runs(list []event, loose bool) (all []run) {
+func runs(list []event) (all []run) {
 	var open [media]int // the last run in a medium, plus 1
 	for _, e := range list {
 		at := len(all)
 		if e.stored {
 			at = open[e.medium]
 		}
-		if at > 0 && all[at-1].takes(e, loose) {
+		if at > 0 && all[at-1].takes(e) {
 			all[at-1].blocks = append(all[at-1].blocks, e.n)
 			continue
 		}
@@ -109,16 +108,13 @@ func runs(list []event, loose bool) (all []run) {
 }
 
 // takes reports whether an event may follow in the run.
-func (r *run) takes(e event, loose bool) bool {
+func (r *run) takes(e event) bool {
 	last := r.blocks[len(r.blocks)-1]
 	if r.l != e.l || r.medium != e.medium || r.stored != e.stored || len(e.l.hash(last)) != len(e.l.hash(e.n)) {
 		return false
 	}
-	if e.stored {
-		return e.l.at(e.n).parent == last && e.l.extras[e.n] == e.l.extras[last] &&
-			len(r.blocks)*e.l.stride < maxRunBytes
-	}
-	return loose || e.l.at(last).parent == e.n
+	return !e.stored || e.l.at(e.n).parent == last && e.l.extras[e.n] == e.l.extras[last] &&
+		len(r.blocks)*e.l.stride < maxRunBytes
 }
 
 // wireMedium returns a medium as messages name it.

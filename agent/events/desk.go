@@ -32,7 +32,6 @@ type Desk struct {
 	// The lock is taken before the pool's, and by nothing that saves, loads or looks up.
 	mu      sync.Mutex
 	spaces  map[pool.SpaceID]*space
-	tails   map[*Tail]bool
 	refused uint64
 	gaps    uint64
 }
@@ -49,7 +48,7 @@ type Memory interface {
 func New(memory Memory, storage pool.Journal, path string, log *zap.Logger) *Desk {
 	d := &Desk{
 		memory: memory, media: [media]pool.Journal{memory, storage}, stop: make(chan struct{}),
-		spaces: map[pool.SpaceID]*space{}, tails: map[*Tail]bool{},
+		spaces: map[pool.SpaceID]*space{},
 	}
 	if d.keeper = newKeeper(d, path, log); d.keeper != nil {
 		d.stopped.Go(d.keeper.work)
@@ -129,9 +128,6 @@ func (d *Desk) check(sp *space) (open bool) {
 	if open = d.isOpen(sp); open {
 		sp.follow()
 		return true
-	}
-	for t := range d.tails {
-		t.clear(sp)
 	}
 	delete(d.spaces, sp.id)
 	d.keeper.signal() // which lets go of it

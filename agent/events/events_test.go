@@ -122,7 +122,6 @@ func newWorld(t *testing.T, seed uint64, l limits) *world {
 	rules := &lookup.Space{ID: id, Groups: []lookup.Group{{BlockTokens: blockTokens}}}
 	d := &Desk{
 		memory: p, media: [media]pool.Journal{p, under}, spaces: map[pool.SpaceID]*space{},
-		tails: map[*Tail]bool{},
 	}
 	d.spaces[id] = newSpace(d, rules, l)
 	return &world{

@@ -241,7 +241,7 @@ func (sp *space) takeUnkept() (out []byte, err error) {
 			}
 		}
 		l.unkept = l.unkept[some:]
-		for _, r := range runs(list, false) {
+		for _, r := range runs(list) {
 			m := r.message()
 			if out, err = appendRecord(out, &ipc.BlockTokens{
 				Group: m.Group, Parent: m.Parent, HashLen: m.HashLen, Hashes: m.Hashes, Tokens: m.Tokens,

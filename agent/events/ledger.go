@@ -3,7 +3,6 @@ package events
 import (
 	"bytes"
 	"hash/maphash"
-	"math/bits"
 	"slices"
 	"unsafe"
 
@@ -41,7 +40,6 @@ type ledger struct {
 	live   []place    // of the blocks that are told, in the order in which they came to be; and of others
 	placed uint64     // number of the last place
 	told   [media]int // blocks that are told, by medium
-	flips  uint64     // how often one of these numbers changed
 	log    []change   // of live blocks, the oldest first
 	first  uint64     // number of log[0]
 
@@ -346,7 +344,6 @@ func (l *ledger) count(in held, by int) {
 			l.told[m] += by
 		}
 	}
-	l.flips += uint64(bits.OnesCount8(uint8(in)))
 }
 
 // end returns the number of the next change.

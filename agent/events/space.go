@@ -161,9 +161,6 @@ func (sp *space) follow() {
 	if epoch == sp.epoch {
 		return
 	}
-	for t := range sp.desk.tails {
-		t.clear(sp)
-	}
 	sp.epoch, sp.anew = epoch, true
 	for i, l := range sp.ledgers {
 		sp.ledgers[i] = l.anew()
@@ -208,9 +205,6 @@ func (sp *space) next(session uint64, req uint32, most int, anew bool, send func
 
 // serve answers all subscribers that wait for something to be told.
 func (sp *space) serve() {
-	for t := range sp.desk.tails {
-		t.signal()
-	}
 	for _, sub := range sp.subs {
 		sp.answer(sub)
 	}
@@ -235,7 +229,7 @@ func (sp *space) answer(sub *subscriber) {
 		if len(list) == 0 && all && sub.whole {
 			return
 		}
-		for _, r := range runs(list, true) {
+		for _, r := range runs(list) {
 			m.Runs = append(m.Runs, r.message())
 		}
 		if sub.whole = all; all {

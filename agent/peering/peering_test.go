@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/pool"
@@ -201,7 +202,7 @@ func TestOfferNotServedYet(t *testing.T) {
 			<-asked
 			want := peer.EndUnknown
 			if offers {
-				p.transfers.Offer(p.space, []byte("r"), 1, 16, delivery.MaxTTL)
+				p.transfers.Offer(p.space, []byte("r"), 1, 16, 10*time.Minute)
 				want = peer.EndComplete
 			}
 			close(served)

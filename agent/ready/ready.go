@@ -37,11 +37,7 @@ func (c *Checker) Check(rules *lookup.Space, spec *pool.Spec, hashes pool.Hashes
 	if len(rules.Groups) != 1 || len(c.Arena) == 0 {
 		return Unready
 	}
-	size := rules.Groups[0].BlockTokens
-	first, last := int(own/size), int(end/size)
-	scale := int(size / rules.HashTokens)
-	h := hashes
-	h.First, h.Step, h.N = (first+1)*scale-1, scale, last-first
+	h := rules.Blocks(hashes, 0, uint64(own), uint64(end))
 	if h.N <= 0 || int64(h.N)*shardBytes(&spec.Groups[0]) > c.MaxBytes {
 		return Unready
 	}

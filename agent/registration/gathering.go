@@ -64,7 +64,8 @@ func (r *Gathering) GPU() cudaipc.UUID { return r.gpu }
 // Complete reports whether all parts have arrived.
 func (r *Gathering) Complete() bool { return r.Left.Regions == 0 && r.Left.Segments == 0 }
 
-// AddRegions adds one REGIONS message. It owns the descriptors from the call on, even if it panics.
+// AddRegions adds one REGIONS message, with as many descriptors as it names. It owns them from the
+// call on, even if it panics.
 func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) error {
 	defer func() { CloseFDs(fds) }() // closes those that no piece owns
 	if left := r.Left.Regions; !Take(&r.Left.Regions, len(m.List)) {
@@ -72,22 +73,13 @@ func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) error {
 	}
 	for i := range m.List {
 		d := m.List[i]
-		_, withFD := importKind(d.Kind)
-		if withFD && len(fds) == 0 {
-			return fmt.Errorf("region %d: no descriptor came with it, allowed: one for each region of kind %d or %d",
-				d.ID, ipc.RegionFD, ipc.RegionCUDAFD)
-		}
 		fd := -1
-		if withFD {
+		if _, withFD := importKind(d.Kind); withFD {
 			fd, fds = fds[0], fds[1:]
 		}
 		if err := r.addRegion(d, fd); err != nil {
 			return err
 		}
-	}
-	if len(fds) > 0 {
-		return fmt.Errorf("regions: %d descriptors too many, allowed: one for each region of kind %d or %d", len(fds),
-			ipc.RegionFD, ipc.RegionCUDAFD)
 	}
 	return nil
 }
@@ -175,9 +167,6 @@ func (r *Gathering) AddSegments(m *ipc.Segments) error {
 		return fmt.Errorf("segments: group %d, allowed: 0 to %d", m.Group, len(r.Msg.Groups)-1)
 	}
 	held := slices.Index(r.Msg.Held, m.Shard)
-	if m.Shard == ipc.None && len(r.Msg.Held) == 1 {
-		held = 0
-	}
 	if held < 0 {
 		return fmt.Errorf("segments: shard %d, allowed: one of those held, %v", m.Shard, r.Msg.Held)
 	}

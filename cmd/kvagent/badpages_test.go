@@ -4,20 +4,16 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent/adminclient"
-	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -199,20 +195,5 @@ func takePage(t *testing.T, path string, off int64, name string) {
 	}
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
-	}
-}
-
-// TestBadPagesAreToldNowAndThen expects a line in a second, which counts the pages that had none.
-func TestBadPagesAreToldNowAndThen(t *testing.T) {
-	b := badPages{log: zap.NewNop()}
-	b.tell(dram.BadPage{})
-	start := time.Now().Add(time.Hour)
-	var said []string
-	for i := range 5 {
-		quiet, ok := b.next(start.Add(time.Duration(i) * badPagesEvery / 2))
-		said = append(said, fmt.Sprint(quiet, ok))
-	}
-	if got, want := strings.Join(said, ", "), "0 true, 0 false, 1 true, 0 false, 1 true"; got != want {
-		t.Errorf("%s, want %s", got, want)
 	}
 }

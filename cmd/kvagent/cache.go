@@ -1,21 +1,19 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
 	"net/url"
-	"os"
+	"strconv"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/agent/adminclient"
-	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -26,57 +24,33 @@ func cacheCommand() *cobra.Command {
 		Example: `  kvagent cache ls --model meta-llama/Llama-3.1-8B
   kvagent cache ls --tier disk
   kvagent cache ls --tier disk --space 6f1c --blocks 20
-  kvagent cache stat --tier disk
-  kvagent cache stat --tenant acme
   kvagent cache rm --tenant acme
   kvagent cache rm --tier disk --tenant acme --dry-run`,
 	}
-	cmd.AddCommand(cacheListCommand(), cacheStatCommand(), cacheRemoveCommand(), cacheFilesCommand())
+	cmd.AddCommand(cacheListCommand(), cacheRemoveCommand())
 	return cmd
 }
 
-// cacheSettings are the settings of the cache commands.
-type cacheSettings struct {
-	dir                  *string
-	space, model, tenant string
-	tier                 string
-	asJSON               bool
-}
+// spaceFilter picks spaces, of all tiers or one.
+type spaceFilter struct{ space, model, tenant, tier string }
 
-func cacheBase(s *cacheSettings, use, short, long string,
-	run func(*cobra.Command, *cacheSettings) error) *cobra.Command {
-	s.dir = socketDirSetting()
-	cmd := &cobra.Command{
-		Use: use, Short: short, Long: long, Args: settings.Args(cobra.NoArgs),
-		PreRunE: fill,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return run(cmd, s) },
-	}
-	addSocketDir(cmd, s.dir)
-	cmd.Flags().BoolVar(&s.asJSON, "json", false, "print the agent's answer as JSON")
-	return cmd
-}
-
-// addFilter adds the flags that pick spaces.
-func (s *cacheSettings) addFilter(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.space, "space", "", "only the space with this fingerprint, or its first hex digits")
-	cmd.Flags().StringVar(&s.model, "model", "", "only spaces of this model")
-	cmd.Flags().StringVar(&s.tenant, "tenant", "", "only spaces of this tenant")
-}
-
-func (s *cacheSettings) addTier(cmd *cobra.Command, usage string) {
-	cmd.Flags().StringVar(&s.tier, "tier", "", usage)
+func (f *spaceFilter) addFlags(cmd *cobra.Command, tierUsage string) {
+	cmd.Flags().StringVar(&f.space, "space", "", "only the space with this fingerprint, or its first hex digits")
+	cmd.Flags().StringVar(&f.model, "model", "", "only spaces of this model")
+	cmd.Flags().StringVar(&f.tenant, "tenant", "", "only spaces of this tenant")
+	cmd.Flags().StringVar(&f.tier, "tier", "", tierUsage)
 }
 
 // memoryTier is the name of the pool among the tiers.
 const memoryTier = "memory"
 
-func (s *cacheSettings) query() string { return "?" + s.filter().Encode() }
-
-// filter returns the query parameters that pick spaces.
-func (s *cacheSettings) filter() url.Values {
+// query returns the parameters of a request.
+func (f *spaceFilter) query() url.Values {
 	q := url.Values{}
-	for key, value := range map[string]string{"space": s.space, "model": s.model, "tenant": s.tenant} {
-		if value != "" {
+	for key, value := range map[string]string{
+		"space": f.space, "model": f.model, "tenant": f.tenant, "tier": f.tier,
+	} {
+		if value != "" && value != memoryTier {
 			q.Set(key, value)
 		}
 	}
@@ -93,36 +67,33 @@ one for each rank that stores other bytes. The tier is read for at most 5 second
 All tiers but Mooncake can be listed.`
 
 func cacheListCommand() *cobra.Command {
-	s := &cacheSettings{}
+	var f spaceFilter
 	blocks, skip := 0, 0
-	cmd := cacheBase(s, "ls", "List the spaces an agent knows, or what a tier holds", cacheListHelp,
-		func(cmd *cobra.Command, s *cacheSettings) error {
-			if s.tier == "" || s.tier == memoryTier {
-				if cmd.Flags().Changed("blocks") || cmd.Flags().Changed("skip") {
-					return settings.Invalid(errors.New("blocks, skip: allowed with --tier"))
-				}
-				return listCache(cmd, s)
+	cmd := askCommand(&cobra.Command{
+		Use: "ls", Short: "List the spaces an agent knows, or what a tier holds", Long: cacheListHelp,
+	}, func(a *ask, _ []string) error {
+		q := f.query()
+		if !q.Has("tier") {
+			if a.Flags().Changed("blocks") || a.Flags().Changed("skip") {
+				return settings.Invalid(errors.New("blocks, skip: allowed with --tier"))
 			}
-			return listTier(cmd, s, blocks, skip)
+			body, err := a.Get(a.Context(), "/cache?"+q.Encode())
+			return show(a, body, err, func(out io.Writer, st *admin.CacheStatus) error {
+				return printSpaces(out, st.Spaces)
+			})
+		}
+		q.Set("blocks", strconv.Itoa(blocks))
+		q.Set("skip", strconv.Itoa(skip))
+		a.Within(tierTimeout)
+		body, err := a.Get(a.Context(), "/cache/tier?"+q.Encode())
+		return show(a, body, err, func(out io.Writer, held *admin.CacheTier) error {
+			return printTier(out, held, skip)
 		})
-	s.addFilter(cmd)
-	s.addTier(cmd, "list the contents of this tier; memory is the pool")
+	})
+	f.addFlags(cmd, "list the contents of this tier; memory is the pool")
 	cmd.Flags().Var(settings.Count(&blocks, 0, admin.MaxTierBlocks), "blocks", "also list this many shards")
 	cmd.Flags().Var(settings.Count(&skip, 0, math.MaxInt32), "skip", "skip this many shards before those")
 	return cmd
-}
-
-// showCache asks what is stored, and prints the answer as it is, or by print.
-func showCache(cmd *cobra.Command, s *cacheSettings, print func(out io.Writer, st *admin.CacheStatus) error) error {
-	body, err := adminclient.New(*s.dir).Get(cmd.Context(), "/cache"+s.query())
-	if err != nil {
-		return err
-	}
-	return show(cmd, body, s.asJSON, print)
-}
-
-func listCache(cmd *cobra.Command, s *cacheSettings) error {
-	return showCache(cmd, s, func(out io.Writer, st *admin.CacheStatus) error { return printSpaces(out, st.Spaces) })
 }
 
 func printSpaces(out io.Writer, spaces []admin.CacheSpace) error {
@@ -150,115 +121,105 @@ keep theirs, and blocks may be written to the tier again. --space then also take
 All tiers but Mooncake can do that.`
 
 func cacheRemoveCommand() *cobra.Command {
-	s := &cacheSettings{}
+	var f spaceFilter
 	dry := false
-	cmd := cacheBase(s, "rm", "Remove what is stored of some spaces", cacheRemoveHelp,
-		func(cmd *cobra.Command, s *cacheSettings) error {
-			switch {
-			case s.space+s.model+s.tenant == "":
-				return settings.Invalid(errors.New("no filter given, allowed: one or more of --space, --model, " +
-					"--tenant"))
-			case s.tier == memoryTier:
-				return settings.Invalid(errors.New("tier: memory, allowed: a tier below it; without --tier, memory " +
-					"and all tiers are reset"))
-			case s.tier != "":
-				return removeFromTier(cmd, s, dry)
-			case dry:
-				return wouldRemove(cmd, s)
-			}
-			return removeCache(cmd, s)
+	cmd := askCommand(&cobra.Command{
+		Use: "rm", Short: "Remove what is stored of some spaces", Long: cacheRemoveHelp,
+	}, func(a *ask, _ []string) error {
+		switch {
+		case f.space+f.model+f.tenant == "":
+			return settings.Invalid(errors.New("no filter given, allowed: one or more of --space, --model, --tenant"))
+		case f.tier == memoryTier:
+			return settings.Invalid(errors.New("tier: memory, allowed: a tier below it; without --tier, memory " +
+				"and all tiers are reset"))
+		case f.tier != "":
+			return removeFromTier(a, &f, dry)
+		case dry:
+			body, err := a.Get(a.Context(), "/cache?"+f.query().Encode())
+			return show(a, body, err, func(out io.Writer, st *admin.CacheStatus) error {
+				fmt.Fprintf(out, "would remove what is stored of %d spaces\n", len(st.Spaces))
+				return printSpaces(out, st.Spaces)
+			})
+		}
+		body, err := a.Post(a.Context(), "/cache/rm?"+f.query().Encode(), nil)
+		return show(a, body, err, func(out io.Writer, removed *admin.Removed) error {
+			fmt.Fprintf(out, "removed what was stored of %d spaces\n", len(removed.Spaces))
+			return printSpaces(out, removed.Spaces)
 		})
-	s.addFilter(cmd)
-	s.addTier(cmd, "delete only what this tier holds")
+	})
+	f.addFlags(cmd, "delete only what this tier holds")
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "only say what would be removed")
 	return cmd
 }
 
-func wouldRemove(cmd *cobra.Command, s *cacheSettings) error {
-	return showCache(cmd, s, func(out io.Writer, st *admin.CacheStatus) error {
-		fmt.Fprintf(out, "would remove what is stored of %d spaces\n", len(st.Spaces))
-		return printSpaces(out, st.Spaces)
-	})
-}
+// tierTimeout exceeds the time that an agent takes to list a tier, or to remove what one request
+// may remove.
+const tierTimeout = 15 * time.Second
 
-func removeCache(cmd *cobra.Command, s *cacheSettings) error {
-	body, err := adminclient.New(*s.dir).Post(cmd.Context(), "/cache/rm"+s.query(), nil)
-	if err != nil {
-		return err
-	}
-	return show(cmd, body, s.asJSON, func(out io.Writer, removed *admin.Removed) error {
-		fmt.Fprintf(out, "removed what was stored of %d spaces\n", len(removed.Spaces))
-		return printSpaces(out, removed.Spaces)
-	})
-}
-
-// maxReclaimAge bounds --reclaim.
-const maxReclaimAge = 10 * 365 * 24 * time.Hour
-
-const cacheFilesHelp = `Files lists the pool files (those of --dram-path) in a directory, by default /dev/shm. It
-does not ask an agent. An abandoned file is used by no process and holds its memory until it is removed; an agent that
-is down for a moment has one, too. --reclaim removes the abandoned files that have been unused for at least that long,
-and nothing else.`
-
-func cacheFilesCommand() *cobra.Command {
-	var reclaim time.Duration
-	cmd := &cobra.Command{
-		Use:   "files [DIR]",
-		Short: "List the files of pools, and free the memory of abandoned ones",
-		Long:  cacheFilesHelp,
-		Example: `  kvagent cache files
-  kvagent cache files /dev/hugepages --reclaim 24h`,
-		Args: settings.Args(cobra.MaximumNArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			dir := "/dev/shm"
-			if len(args) == 1 {
-				dir = args[0]
-			}
-			files, err := dram.ListFiles(dir)
-			if err != nil {
-				return fmt.Errorf("cache files: %w", err)
-			}
-			if err := printFiles(cmd.OutOrStdout(), files); err != nil || !cmd.Flags().Changed("reclaim") {
-				return err
-			}
-			return reclaimFiles(cmd.OutOrStdout(), files, reclaim)
-		},
-	}
-	cmd.Flags().Var(settings.Duration(&reclaim, 0, maxReclaimAge), "reclaim",
-		"remove abandoned files that have been unused for this long")
-	return cmd
-}
-
-func printFiles(out io.Writer, files []dram.FileInfo) error {
+func printTier(out io.Writer, held *admin.CacheTier, skip int) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "FILE\tSTATE\tMEMORY\tLAST IN USE\tPROCESS\tHOST")
-	for i := range files {
-		f := &files[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%v ago\t%d\t%s\n", f.Path, f.State, settings.HumanSize(f.Allocated),
-			f.Age.Round(time.Second), f.Process, f.Host)
+	fmt.Fprintln(t, "SPACE\tMODEL\tTENANT\tSHARDS\tBYTES")
+	var all int64
+	for i := range held.Spaces {
+		s := &held.Spaces[i]
+		model := s.Model
+		if !s.Known {
+			model = "(not known here)"
+		}
+		all += s.Shards
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Space, model, s.Tenant, settings.Thousands(int(s.Shards)),
+			settings.HumanSize(s.Bytes))
+	}
+	if len(held.Blocks) > 0 {
+		fmt.Fprintln(t, "\nSPACE\tGROUP\tSHARD\tBYTES\tHASH")
+		for i := range held.Blocks {
+			b := &held.Blocks[i]
+			fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\n", b.Space, b.Group, b.Shard, b.Bytes, b.Hash)
+		}
+		if next := skip + len(held.Blocks); int64(next) < all {
+			fmt.Fprintf(t, "more: --skip %d\n", next)
+		}
+	}
+	if !held.Complete {
+		fmt.Fprintln(t, "cut: the tier holds more than was read in the time there is")
 	}
 	return t.Flush()
 }
 
-// reclaimFiles removes unused files; one that an agent has opened meanwhile is locked and stays.
-func reclaimFiles(out io.Writer, files []dram.FileInfo, age time.Duration) error {
-	var bytes int64
-	var errs error
-	n := 0
-	for i := range files {
-		f := &files[i]
-		if f.State != dram.Abandoned || f.Age < age {
-			continue
-		}
-		if err := dram.RemoveFile(f.Path); err != nil {
-			errs = errors.Join(errs, err)
-			continue
-		}
-		n, bytes = n+1, bytes+f.Allocated
-		if err := os.Remove(f.Path + tokensSuffix); !errors.Is(err, fs.ErrNotExist) {
-			errs = errors.Join(errs, err)
-		}
+// removeFromTier repeats the request until nothing is left, because one request removes a bounded
+// number.
+func removeFromTier(a *ask, f *spaceFilter, dry bool) error {
+	q := f.query()
+	if dry {
+		q.Set("dry", "1")
 	}
-	fmt.Fprintf(out, "removed %d files, %s\n", n, settings.HumanSize(bytes))
-	return errs
+	a.Within(tierTimeout)
+	all := admin.CacheTierRemoved{Tier: f.tier, Dry: dry}
+	for more := true; more; {
+		body, err := a.Post(a.Context(), "/cache/tier/rm?"+q.Encode(), nil)
+		var some admin.CacheTierRemoved
+		if err == nil {
+			err = json.Unmarshal(body, &some)
+		}
+		if err != nil {
+			return fmt.Errorf("rm: %w", err)
+		}
+		all.Shards, all.Bytes, all.Complete = all.Shards+some.Shards, all.Bytes+some.Bytes, some.Complete
+		more = !some.Complete && !some.Dry && some.Shards > 0
+	}
+	body, err := json.Marshal(&all)
+	return show(a, append(body, '\n'), err, printTierRemoved)
+}
+
+func printTierRemoved(out io.Writer, r *admin.CacheTierRemoved) error {
+	did, cut := "removed", ""
+	if r.Dry {
+		did = "would remove"
+	}
+	if !r.Complete {
+		cut = ", and there are more"
+	}
+	_, err := fmt.Fprintf(out, "%s %s shards of %s from %s%s\n", did, settings.Thousands(int(r.Shards)),
+		settings.HumanSize(r.Bytes), r.Tier, cut)
+	return err
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// cache ls, stat and rm, against an agent whose filler has stored two blocks.
+// cache ls and rm, against an agent whose filler has stored two blocks.
 func TestCache(t *testing.T) {
 	_, dir, _ := startServe(t, "--tier", "disk:"+filepath.Join(t.TempDir(), "disk")+"?capacity=64MiB&write=save")
 	file := filepath.Join(t.TempDir(), "hashes")
@@ -31,11 +31,6 @@ func TestCache(t *testing.T) {
 		{[]string{"ls"}, 0, []string{"SPACE", "  2\n"}},
 		{[]string{"ls", "--model", "nobody's"}, 0, []string{"SPACE"}},
 		{[]string{"ls", "--space", "xyz"}, exitFailed, []string{"hex digits"}},
-		{[]string{"stat"}, 0, []string{"memory", "disk"}},
-		{[]string{"stat", "--tier", "tape"}, exitConfig, []string{"allowed: memory, disk"}},
-		{[]string{"stat", "--tier", "tape", "--json"}, exitConfig, []string{"allowed: memory, disk"}},
-		{[]string{"stat", "--tier", "disk", "--json"}, 0, []string{`"name":"disk"`, `"state":"ok"`,
-			`{"name":"puts_lost","n":0}`}},
 		{[]string{"rm"}, exitConfig, []string{"no filter given"}},
 		{[]string{"rm", "--tenant", "nobody's"}, 0, []string{"of 0 spaces"}},
 		{[]string{"ls", "--json"}, 0, []string{`"blocks": 2`}},
@@ -83,11 +78,6 @@ func TestCacheOfATier(t *testing.T) {
 		{"ls --blocks 2", exitConfig, "allowed with --tier"},
 		{"ls --tier disk --blocks 10001", exitConfig, "0 to 10000"},
 		{"ls --tier tape", exitFailed, "no such tier, allowed: disk"},
-		{"stat --space " + space, 0, "memory  5"},
-		{"stat --tier disk --json --space " + space, 0, `"tier":"disk","blocks":-1,"shards":5,`},
-		{"stat --model nobody's --json", 0,
-			`{"held":[{"tier":"memory","blocks":0,"shards":-1,"bytes":-1,"complete":true},` +
-				`{"tier":"disk","blocks":-1,"shards":0,"bytes":0,"complete":true}]}`},
 		{"rm --tier disk", exitConfig, "no filter given"},
 		{"rm --tier memory --space " + space, exitConfig, "allowed: a tier below it"},
 		{"rm --tier disk --space ffff", 0, "removed 0 shards"},

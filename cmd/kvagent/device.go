@@ -46,7 +46,7 @@ func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Reco
 	kind := s.device
 	base := mover.Options{
 		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1,
-		Env: []string{movers.Env()}, Process: movers.Update, Kill: moverKill,
+		Process: movers.Update, Kill: moverKill,
 	}
 	if kind != settings.DeviceHost {
 		if err := logGPUs(s, log); err != nil {
@@ -110,27 +110,10 @@ func openHost(kind string, base mover.Options) (cudaipc.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := startMover(m); err != nil { // now, so that a start that cannot work is reported
+	if err := m.Start(); err != nil { // now, so that a start that cannot work is reported
 		return nil, errors.Join(err, m.Close(cudaipc.AllPeers))
 	}
 	return m, nil
-}
-
-// startTries is how often a mover is started that ends during its start, for example because it is
-// killed.
-const startTries = 5
-
-// startMover starts a mover, and restarts one that was lost meanwhile, with the mover's own pauses.
-// It does not retry after an error that the mover itself reported.
-func startMover(m *mover.Mover) error {
-	for try := 1; ; try++ {
-		err := m.Start()
-		var lost *cudaipc.LostError
-		if try == startTries || !errors.As(err, &lost) || lost.Reason != cudaipc.LostCrash {
-			return err
-		}
-		time.Sleep(time.Duration(m.Movers()[0].NextStartMS+1) * time.Millisecond) // it is rounded down
-	}
 }
 
 // probeCUDA asks the driver for GPUs in a separate process, because the agent never calls the

@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/settings"
@@ -28,57 +27,38 @@ A look-up's name is the last 16 hex digits of its last hash. The connector for v
 debug level (VLLM_LOGGING_LEVEL=DEBUG). The agent remembers the last 4,096 look-ups, 65,536 blocks that left memory,
 as many that resets dropped, and 16,384 blocks of refused saves. What is older is shown as never stored.`
 
-// explainSettings are the settings of explain.
-type explainSettings struct {
-	cacheSettings
-	request, block string
-	last           int
-}
-
 const defaultRecent = 20
 
 func explainCommand() *cobra.Command {
-	s := &explainSettings{last: defaultRecent}
-	cmd := cacheBase(&s.cacheSettings, "explain", "Say why prompts were not found", explainHelp,
-		func(cmd *cobra.Command, _ *cacheSettings) error { return explain(cmd, s) })
-	cmd.Example = `  kvagent explain
+	var request, block string
+	last := defaultRecent
+	cmd := askCommand(&cobra.Command{
+		Use: "explain", Short: "Say why prompts were not found", Long: explainHelp,
+		Example: `  kvagent explain
   kvagent explain --request 6f1c09d2a4b87e35
-  kvagent explain --block 11c7a9e05d3f2b6490d1c1f0a8e2b7aa --json`
-	cmd.Flags().StringVar(&s.request, "request", "", "explain the latest look-up with this name")
-	cmd.Flags().StringVar(&s.block, "block", "", "say what became of the block with this hash, in hex")
-	cmd.Flags().Var(settings.Count(&s.last, 1, admin.MaxRecent), "last", "list this many look-ups")
+  kvagent explain --block 11c7a9e05d3f2b6490d1c1f0a8e2b7aa --json`,
+	}, func(a *ask, _ []string) error {
+		get := func(query string) ([]byte, error) { return a.Get(a.Context(), "/explain?"+query) }
+		switch {
+		case request != "" && block != "":
+			return settings.Invalid(errors.New("request, block: allowed: one of them"))
+		case request != "":
+			body, err := get("request=" + url.QueryEscape(request))
+			return show(a, body, err, printExplanation)
+		case block != "":
+			body, err := get("block=" + url.QueryEscape(block))
+			return show(a, body, err, printBlock)
+		}
+		body, err := get(fmt.Sprintf("last=%d", last))
+		return show(a, body, err, printRecent)
+	})
+	cmd.Flags().StringVar(&request, "request", "", "explain the latest look-up with this name")
+	cmd.Flags().StringVar(&block, "block", "", "say what became of the block with this hash, in hex")
+	cmd.Flags().Var(settings.Count(&last, 1, admin.MaxRecent), "last", "list this many look-ups")
 	return cmd
 }
 
-func explain(cmd *cobra.Command, s *explainSettings) error {
-	query, print := fmt.Sprintf("last=%d", s.last), printRecent
-	switch {
-	case s.request != "" && s.block != "":
-		return settings.Invalid(errors.New("request, block: allowed: one of them"))
-	case s.request != "":
-		query, print = "request="+url.QueryEscape(s.request), printExplanation
-	case s.block != "":
-		query, print = "block="+url.QueryEscape(s.block), printBlock
-	}
-	body, err := adminclient.New(*s.dir).Get(cmd.Context(), "/explain?"+query)
-	if err != nil {
-		return fmt.Errorf("explain: %w", err)
-	}
-	if s.asJSON {
-		_, err = cmd.OutOrStdout().Write(body)
-		return err
-	}
-	if err := print(cmd.OutOrStdout(), body); err != nil {
-		return fmt.Errorf("explain: %w", err)
-	}
-	return nil
-}
-
-func printRecent(out io.Writer, body []byte) error {
-	var recent admin.Recent
-	if err := json.Unmarshal(body, &recent); err != nil {
-		return err
-	}
+func printRecent(out io.Writer, recent *admin.Recent) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "tokens not found since %s, by the first block of each look-up that was not:\n",
 		recent.Since.Local().Format(time.DateTime))
@@ -100,16 +80,12 @@ func printRecent(out io.Writer, body []byte) error {
 	return t.Flush()
 }
 
-func printBlock(out io.Writer, body []byte) error {
-	var all []history.Explanation
-	if err := json.Unmarshal(body, &all); err != nil {
-		return err
-	}
-	if len(all) == 0 {
+func printBlock(out io.Writer, all *[]history.Explanation) error {
+	if len(*all) == 0 {
 		fmt.Fprintln(out, "never stored in any space, as far as the agent remembers")
 	}
-	for i := range all {
-		e := &all[i]
+	for i := range *all {
+		e := &(*all)[i]
 		fmt.Fprintf(out, "space %s  model %s\n", e.Space, e.Model)
 		for j := range e.Blocks {
 			fmt.Fprintf(out, "  group %d: %s\n", e.Blocks[j].Group, e.Blocks[j].Story())
@@ -118,11 +94,7 @@ func printBlock(out io.Writer, body []byte) error {
 	return nil
 }
 
-func printExplanation(out io.Writer, body []byte) error {
-	var e history.Explanation
-	if err := json.Unmarshal(body, &e); err != nil {
-		return err
-	}
+func printExplanation(out io.Writer, e *history.Explanation) error {
 	a := e.Asked
 	fmt.Fprintf(out, "space   %s  model %s\n", e.Space, e.Model)
 	fmt.Fprintf(out, "look-up %s  %s  status %s  found %d of %d tokens, the engine had %d\n", a.ID,
@@ -154,59 +126,44 @@ kvagent explain), or those with hashes. The actions:
   kv.prefetch  bring them from lower tiers into memory
   kv.fetch     copy them from the agent --from`
 
-// hintSettings are the settings of hint.
-type hintSettings struct {
-	cacheSettings
-	request  admin.HintRequest
-	id, from string
-	priority int
-	group    int
-	lasts    time.Duration
-}
-
 func hintCommand() *cobra.Command {
-	s := &hintSettings{priority: 50}
-	cmd := cacheBase(&s.cacheSettings, "hint [ACTION]", "Tell how blocks will be used", hintHelp, nil)
-	cmd.Args = settings.Args(cobra.MaximumNArgs(1))
-	cmd.RunE = func(cmd *cobra.Command, args []string) error { return hint(cmd, s, args) }
-	cmd.Example = `  kvagent hint kv.retain --session chat-17 --priority 90 --for 10m
+	var request admin.HintRequest
+	action := hints.Action{}
+	priority, group := 50, 0
+	var lasts time.Duration
+	cmd := askCommand(&cobra.Command{
+		Use: "hint [ACTION]", Short: "Tell how blocks will be used", Long: hintHelp, Args: cobra.MaximumNArgs(1),
+		Example: `  kvagent hint kv.retain --session chat-17 --priority 90 --for 10m
   kvagent hint kv.prefetch --session chat-17
-  kvagent hint`
-	f := cmd.Flags()
-	f.StringVar(&s.request.Session, "session", "", "the client's session")
-	f.StringVar(&s.request.Request, "request", "", "name of a look-up")
-	f.StringSliceVar(&s.request.Blocks, "block", nil, "hashes in hex, in the order of their chain")
-	f.StringVar(&s.request.Space, "space", "", "fingerprint of the space of --block; needed if several are open")
-	f.Var(settings.Count(&s.group, 0, 15), "group", "KV cache group of --block")
-	f.StringVar(&s.id, "id", "", "name of the action in its receipt")
-	f.Var(settings.Count(&s.priority, 0, 100), "priority", "of kv.retain")
-	f.Var(settings.Duration(&s.lasts, 0, hints.MaxTime), "for", "how long; 0: 5 minutes, and kv.drop at once")
-	f.StringVar(&s.from, "from", "", "of kv.fetch: host:port of the agent that has the blocks")
-	return cmd
-}
-
-func hint(cmd *cobra.Command, s *hintSettings, args []string) error {
-	agent := adminclient.New(*s.dir)
-	var body []byte
-	var err error
-	if len(args) == 0 {
-		body, err = agent.Get(cmd.Context(), "/hints")
-	} else {
-		a := hints.Action{ID: s.id, Priority: uint8(s.priority), Peer: s.from}
-		if err := a.Kind.UnmarshalText([]byte(args[0])); err != nil {
+  kvagent hint`,
+	}, func(a *ask, args []string) error {
+		if len(args) == 0 {
+			body, err := a.Get(a.Context(), "/hints")
+			return show(a, body, err, printReceipts)
+		}
+		if err := action.Kind.UnmarshalText([]byte(args[0])); err != nil {
 			return settings.Invalid(err)
 		}
-		s.request.Group = uint8(s.group)
-		s.request.Actions = []admin.HintAction{{Action: a, Seconds: s.lasts.Seconds()}}
-		var text []byte
-		if text, err = json.Marshal(&s.request); err == nil {
-			body, err = agent.Post(cmd.Context(), "/hints", text)
+		action.Priority, request.Group = uint8(priority), uint8(group)
+		request.Actions = []admin.HintAction{{Action: action, Seconds: lasts.Seconds()}}
+		text, err := json.Marshal(&request)
+		if err != nil {
+			return err
 		}
-	}
-	if err != nil {
-		return fmt.Errorf("hint: %w", err)
-	}
-	return show(cmd, body, s.asJSON, printReceipts)
+		body, err := a.Post(a.Context(), "/hints", text)
+		return show(a, body, err, printReceipts)
+	})
+	f := cmd.Flags()
+	f.StringVar(&request.Session, "session", "", "the client's session")
+	f.StringVar(&request.Request, "request", "", "name of a look-up")
+	f.StringSliceVar(&request.Blocks, "block", nil, "hashes in hex, in the order of their chain")
+	f.StringVar(&request.Space, "space", "", "fingerprint of the space of --block; needed if several are open")
+	f.Var(settings.Count(&group, 0, 15), "group", "KV cache group of --block")
+	f.StringVar(&action.ID, "id", "", "name of the action in its receipt")
+	f.Var(settings.Count(&priority, 0, 100), "priority", "of kv.retain")
+	f.Var(settings.Duration(&lasts, 0, hints.MaxTime), "for", "how long; 0: 5 minutes, and kv.drop at once")
+	f.StringVar(&action.Peer, "from", "", "of kv.fetch: host:port of the agent that has the blocks")
+	return cmd
 }
 
 func printReceipts(out io.Writer, answer *admin.HintAnswer) error {

@@ -37,22 +37,54 @@ type exitError struct {
 
 func (e exitError) Unwrap() error { return e.error }
 
-// fill reads the settings of a command that are not on its command line.
-func fill(cmd *cobra.Command, _ []string) error {
-	return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
+// ask is a command that asks a running agent.
+type ask struct {
+	*cobra.Command
+	*adminclient.Client
+	asJSON bool
+}
+
+// askCommand makes of a command one that asks the agent of a socket directory and prints its
+// answer, also as JSON.
+func askCommand(cmd *cobra.Command, run func(a *ask, args []string) error) *cobra.Command {
+	asJSON := cmd.Flags().Bool("json", false, "print the agent's answer as JSON")
+	return plainAskCommand(cmd, func(a *ask, args []string) error {
+		a.asJSON = *asJSON
+		return run(a, args)
+	})
+}
+
+// plainAskCommand makes of a command one that asks the agent of a socket directory.
+func plainAskCommand(cmd *cobra.Command, run func(a *ask, args []string) error) *cobra.Command {
+	dir := settings.DefaultSocketDir()
+	settings.AddSocketDir(cmd.Flags(), &dir, "directory of the agent's sockets")
+	if cmd.Args == nil {
+		cmd.Args = cobra.NoArgs
+	}
+	cmd.Args = settings.Args(cmd.Args)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return run(&ask{Command: cmd, Client: adminclient.New(dir)}, args)
+	}
+	return cmd
 }
 
 // show prints an agent's answer as it is, or by print.
-func show[T any](cmd *cobra.Command, body []byte, asJSON bool, print func(out io.Writer, answer *T) error) error {
-	if asJSON {
-		_, err := cmd.OutOrStdout().Write(body)
+func show[T any](a *ask, body []byte, err error, print func(out io.Writer, answer *T) error) error {
+	var answer T
+	if err == nil && !a.asJSON {
+		err = json.Unmarshal(body, &answer)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", a.Name(), err)
+	case a.asJSON:
+		_, err = a.OutOrStdout().Write(body)
 		return err
 	}
-	var answer T
-	if err := json.Unmarshal(body, &answer); err != nil {
-		return fmt.Errorf("%s: %w", cmd.Name(), err)
-	}
-	return print(cmd.OutOrStdout(), &answer)
+	return print(a.OutOrStdout(), &answer)
 }
 
 func main() {
@@ -96,7 +128,7 @@ Another program, kvbench, tests the agent without a GPU: mock engines, a recorde
 	}
 	root.SetFlagErrorFunc(settings.FlagError)
 	root.AddCommand(serveCommand(), statusCommand(), checkCommand(), setCommand(), cacheCommand(), explainCommand(),
-		recordCommand(), hintCommand(), eventsCommand(), versionCommand(), proofCommand(), moverCommand())
+		recordCommand(), hintCommand(), versionCommand(), proofCommand(), moverCommand())
 	return root
 }
 
@@ -171,27 +203,21 @@ func printVersion(out io.Writer, b buildInfo, asJSON bool) error {
 var checks = map[string]string{"live": "/livez", "ready": "/readyz"}
 
 func checkCommand() *cobra.Command {
-	dir := socketDirSetting()
-	cmd := &cobra.Command{
+	return plainAskCommand(&cobra.Command{
 		Use:   "check live|ready",
 		Short: "Check whether a running agent is alive, or ready",
 		Long: `Check asks the agent of a socket directory through admin.sock, for probes that run a command.
 It ends with 0, or prints the reason and ends with 1: no agent answers, or the agent says why it does not serve.`,
 		Example: `  kvagent check ready
   kvagent check live --socket-dir /run/kvagent`,
-		Args:    settings.Args(cobra.MatchAll(cobra.ExactArgs(1), checkArgument)),
-		PreRunE: fill,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			_, err := adminclient.New(*dir).Get(cmd.Context(), checks[args[0]])
-			if err != nil {
-				return fmt.Errorf("not %s: %w", args[0], err)
-			}
-			return nil
-		},
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), checkArgument),
 		ValidArgs: []string{"live", "ready"},
-	}
-	addSocketDir(cmd, dir)
-	return cmd
+	}, func(a *ask, args []string) error {
+		if _, err := a.Get(a.Context(), checks[args[0]]); err != nil {
+			return fmt.Errorf("not %s: %w", args[0], err)
+		}
+		return nil
+	})
 }
 
 func checkArgument(_ *cobra.Command, args []string) error {
@@ -202,36 +228,26 @@ func checkArgument(_ *cobra.Command, args []string) error {
 }
 
 func setCommand() *cobra.Command {
-	dir := socketDirSetting()
-	cmd := &cobra.Command{
+	return plainAskCommand(&cobra.Command{
 		Use:   "set loads=on|off saves=on|off",
 		Short: "Switch loads or saves of a running agent",
 		Long: `Set switches loads and saves off and on while the agent runs. With loads off, look-ups find nothing and
 engines compute; with saves off, nothing new is stored. Engines are notified at once.`,
 		Example: `  kvagent set loads=off
   kvagent set loads=on saves=on --socket-dir /run/kvagent`,
-		Args:    settings.Args(cobra.MinimumNArgs(1)),
-		PreRunE: fill,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			query, err := parseSwitches(args)
-			if err != nil {
-				return settings.Invalid(err)
-			}
-			body, err := adminclient.New(*dir).Post(cmd.Context(), "/set?"+query.Encode(), nil)
-			if err != nil {
-				return err
-			}
-			var now admin.SwitchState
-			if err := json.Unmarshal(body, &now); err != nil {
-				return fmt.Errorf("set: %w", err)
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "loads=%s saves=%s\n", onOff(now.Loads), onOff(now.Saves))
-			return err
-		},
+		Args:      cobra.MinimumNArgs(1),
 		ValidArgs: []string{"loads=on", "loads=off", "saves=on", "saves=off"},
-	}
-	addSocketDir(cmd, dir)
-	return cmd
+	}, func(a *ask, args []string) error {
+		query, err := parseSwitches(args)
+		if err != nil {
+			return settings.Invalid(err)
+		}
+		body, err := a.Post(a.Context(), "/set?"+query.Encode(), nil)
+		return show(a, body, err, func(out io.Writer, now *admin.SwitchState) error {
+			_, err := fmt.Fprintf(out, "loads=%s saves=%s\n", onOff(now.Loads), onOff(now.Saves))
+			return err
+		})
+	})
 }
 
 // parseSwitches parses arguments such as loads=on saves=off.

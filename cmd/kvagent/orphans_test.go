@@ -146,12 +146,11 @@ func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *
 	return path, dir, cmd, log, mover, w
 }
 
-// follow starts another agent in the place of one, and waits until it serves. It would wait an hour
-// for a process that releases the directory by itself.
+// follow starts another agent in the place of one, and waits until it serves.
 func follow(t *testing.T, path, dir string) (next *exec.Cmd, log *processLog, st admin.Status) {
 	t.Helper()
 	log = &processLog{}
-	t.Setenv(testLimits, "takeover=1h")
+	t.Setenv(testLimits, "takeover=3s")
 	next = kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path, "--device",
 		"host-mover")
 	next.Stderr = log

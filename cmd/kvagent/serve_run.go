@@ -57,10 +57,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	defer func() { err = errors.Join(err, p.Close()) }()
 	logPool(p, s, log)
 	// Not earlier: until the pool is open, a successor needs the whole previous record.
-	movers, err := takeover.NewRecord(cfg.Dir, orphans.Running(), log)
-	if err != nil {
-		return err
-	}
+	movers := takeover.NewRecord(cfg.Dir, orphans.Running(), log)
 	pages.Go(func() { logPages(p, log) })
 	_, fd := p.Arena()
 	watched, endWatch := context.WithCancel(ctx)
@@ -119,11 +116,10 @@ func serveError(err error) error {
 
 func openPool(s *serveSettings, h *history.History, log *zap.Logger) (*dram.Pool, error) {
 	o := dram.Options{Bytes: s.pool, Policy: evict.Named(s.eviction), Path: s.dramPath, Left: h.Left}
-	o.BadPage = (&badPages{log: log}).tell
-	o.FileFaults = func(total uint64) {
-		log.Error("pages of the pool's file cannot be read or written: the next start loses the blocks that they "+
-			"describe",
-			zap.String("path", s.dramPath), zap.Uint64("times", total))
+	rare := agent.Rarely(log)
+	o.BadPage = func(page dram.BadPage) {
+		rare.Error("a page of the pool cannot be read: it is not used any more", zap.Int64("offset", page.Off),
+			zap.Int64("bytes", page.Bytes), zap.Int("blocks_dropped", page.Dropped), zap.Int64("bad_pages", page.Pages))
 	}
 	o.SpaceNotKept = func(space pool.Fingerprint) {
 		log.Warn("the pool's file has no room for the description of a space: its blocks end with this process",
@@ -151,25 +147,17 @@ func (s *serveSettings) gpuNodes() ([]int, string) {
 	return node.NUMANodes()
 }
 
-// logPages logs the pool's page sizes once all its memory is populated.
+// logPages logs when all of the pool's memory is populated, and why its pages are not huge.
 func logPages(p *dram.Pool, log *zap.Logger) {
 	begin := time.Now()
 	if err := p.Populated(); err != nil {
 		log.Warn("the pool's memory is not fully populated", zap.Error(err))
 		return
 	}
-	info, took := p.Info(), time.Since(begin)
-	if p.Stats().Ready < info.Bytes {
-		return // the agent ends before that
+	if info := p.Info(); p.Stats().Ready == info.Bytes { // else the agent ends before that
+		log.Info("the pool's memory is populated", zap.Duration("took", time.Since(begin)),
+			zap.String("none_set_aside", info.PageReason), zap.String("none_made_up", info.Transparent))
 	}
-	huge, err := p.HugeBytes()
-	if err != nil {
-		log.Warn("the pool's pages are not known", zap.Error(err))
-		return
-	}
-	log.Info("pool's pages", zap.String("huge", settings.HumanSize(huge)),
-		zap.String("of", settings.HumanSize(info.Bytes)), zap.Duration("took", took),
-		zap.String("none_set_aside", info.PageReason), zap.String("none_made_up", info.Transparent))
 }
 
 // logPool logs the effect of the pool's settings, and the state of its file.
@@ -202,14 +190,11 @@ func logPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 		zap.Int("lost_headers", r.Lost), zap.Int("bad_pages", r.BadPages), zap.Duration("took", r.Took))
 }
 
-// logAbandoned logs other pool files in the directory that no agent uses: they hold memory.
+// logAbandoned logs other pool files in the directory that no agent uses: they hold memory until
+// they are removed.
 func logAbandoned(own string, log *zap.Logger) {
-	files, err := dram.ListFiles(filepath.Dir(own))
-	if err != nil {
-		return // the directory may be unreadable: the log line is only a hint
-	}
-	for i := range files {
-		if f := &files[i]; f.State == dram.Abandoned && f.Path != own {
+	for _, f := range dram.ListAbandoned(filepath.Dir(own)) {
+		if f.Path != own {
 			log.Warn("a pool file that no agent uses holds memory", zap.String("path", f.Path),
 				zap.String("size", settings.HumanSize(f.Allocated)),
 				zap.Duration("unused_for", f.Age.Round(time.Second)))
@@ -244,40 +229,6 @@ func untilSignal(ctx context.Context, log *zap.Logger) (first, second context.Co
 		endFirst()
 		endSecond()
 	}
-}
-
-// badPagesEvery is the shortest time between two lines about bad pages.
-const badPagesEvery = time.Second
-
-// badPages logs pages of the pool that cannot be read.
-type badPages struct {
-	log *zap.Logger
-
-	mu    sync.Mutex
-	last  time.Time
-	quiet int // pages since then that were not logged
-}
-
-func (b *badPages) tell(page dram.BadPage) {
-	quiet, now := b.next(time.Now())
-	if !now {
-		return
-	}
-	b.log.Error("a page of the pool cannot be read: it is not used any more",
-		zap.Int64("offset", page.Off), zap.Int64("bytes", page.Bytes), zap.Int("blocks_dropped", page.Dropped),
-		zap.Int64("bad_pages", page.Pages), zap.Int("not_told", quiet))
-}
-
-// next reports whether a line may be logged now, and how many were suppressed since the last one.
-func (b *badPages) next(now time.Time) (quiet int, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.last.IsZero() && now.Sub(b.last) < badPagesEvery {
-		b.quiet++
-		return 0, false
-	}
-	quiet, b.quiet, b.last = b.quiet, 0, now
-	return quiet, true
 }
 
 // heapFloor is the size of a heap object that is never touched, bytes; it costs only address space.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -10,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/settings"
@@ -18,36 +16,17 @@ import (
 )
 
 func statusCommand() *cobra.Command {
-	var asJSON, watch bool
-	dir := socketDirSetting()
-	cmd := &cobra.Command{
+	return askCommand(&cobra.Command{
 		Use:   "status",
 		Short: "Show the state of a running agent",
 		Long: `Status asks the agent of a socket directory through admin.sock. It shows the connected engines and their
 missing ranks, the use of the pool, the hit rate of look-ups, the queues, and problems.`,
 		Example: `  kvagent status --socket-dir /run/kvagent
-  kvagent status --json | jq .hit_rate
-  kvagent status --watch`,
-		Args:    settings.Args(cobra.NoArgs),
-		PreRunE: fill,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			switch {
-			case watch && asJSON:
-				return settings.Invalid(errors.New("watch, json: allowed: one of them"))
-			case watch:
-				return watchStatus(cmd.Context(), cmd.OutOrStdout(), *dir)
-			}
-			body, err := adminclient.New(*dir).Get(cmd.Context(), "/status")
-			if err != nil {
-				return err
-			}
-			return show(cmd, body, asJSON, printStatus)
-		},
-	}
-	addSocketDir(cmd, dir)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the agent's answer as JSON")
-	cmd.Flags().BoolVar(&watch, "watch", false, "refresh every two seconds until interrupted, with rates")
-	return cmd
+  kvagent status --json | jq .hit_rate`,
+	}, func(a *ask, _ []string) error {
+		body, err := a.Get(a.Context(), "/status")
+		return show(a, body, err, printStatus)
+	})
 }
 
 func printStatus(out io.Writer, st *admin.Status) error {
@@ -308,14 +287,4 @@ func tierState(s *pool.TierStatus) string {
 		return s.State + ", " + s.Store.State + " (" + s.Store.Reason + ")"
 	}
 	return s.State
-}
-
-// socketDirSetting returns the setting that all commands share.
-func socketDirSetting() *string {
-	dir := settings.DefaultSocketDir()
-	return &dir
-}
-
-func addSocketDir(cmd *cobra.Command, dir *string) {
-	settings.AddSocketDir(cmd.Flags(), dir, "directory of the agent's sockets")
 }

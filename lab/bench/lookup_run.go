@@ -25,11 +25,11 @@ const (
 )
 
 // measure asks that many rounds.
-func (b *lookupBench) measure(form ipc.Form, n, rounds int) (lookupRow, error) {
-	r := lookupRow{Form: form.String(), Hashes: n, Ranks: b.ranks}
+func (b *lookupBench) measure(n, rounds int) (lookupRow, error) {
+	r := lookupRow{Hashes: n, Ranks: b.ranks}
 	took := make([]float64, 0, lookupWarmUp+rounds)
 	for range lookupWarmUp + rounds {
-		if err := b.asker.draw(form, n); err != nil {
+		if err := b.asker.draw(n); err != nil {
 			return r, err
 		}
 		us, err := b.asker.ask()
@@ -63,19 +63,16 @@ type question struct {
 }
 
 // draw makes a question for n hashes from anywhere in a stored chain.
-func (a *asker) draw(form ipc.Form, n int) error {
+func (a *asker) draw(n int) error {
 	q := &a.question
 	chain := benchChain(q.blob[:0], a.random.IntN(a.bench.chains), lookupChain)
 	q.blob = chain.Blob
 	from := a.random.IntN(lookupChain-n+1) * pool.MaxHashLen
 	q.want = uint32(n * lookupBlockTokens)
-	q.request = ipc.LookupRequest{Form: form, Tokens: uint64(q.want) + 1, HashLen: pool.MaxHashLen,
-		Hashes: q.blob[from : from+n*pool.MaxHashLen]}
-	if form == ipc.FormOwn {
-		q.request.Session, q.request.DeadlineUS = a.bench.session, lookupDeadline
-		if a.alone { // the engine's one scheduler releases it between questions
-			q.request.Want = ipc.WantReserve
-		}
+	q.request = ipc.LookupRequest{Tokens: uint64(q.want) + 1, HashLen: pool.MaxHashLen,
+		Hashes: q.blob[from : from+n*pool.MaxHashLen], Session: a.bench.session, DeadlineUS: lookupDeadline}
+	if a.alone { // the engine's one scheduler releases it between questions
+		q.request.Want = ipc.WantReserve
 	}
 	q.frames.Reset()
 	return ipc.AppendRequest(&q.frames, &q.request)
@@ -94,16 +91,12 @@ func (a *asker) ask() (us float64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	r, _, err := ipc.DecodeReply(q.request.Form, answer)
+	r, err := ipc.DecodeReply(answer)
 	if err != nil {
 		return 0, err
 	}
-	tokens := r.Tokens
-	if q.request.Form == ipc.FormSimple {
-		tokens = uint32(r.Blocks) * lookupBlockTokens
-	}
-	if r.Status != ipc.LookupHit || tokens != q.want {
-		return 0, fmt.Errorf("status %d, %d tokens, want %d", r.Status, tokens, q.want)
+	if r.Status != ipc.LookupHit || r.Tokens != q.want {
+		return 0, fmt.Errorf("status %d, %d tokens, want %d", r.Status, r.Tokens, q.want)
 	}
 	return float64(took.Nanoseconds()) / 1e3, a.settle(r.Lease)
 }

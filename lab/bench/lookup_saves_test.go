@@ -153,7 +153,7 @@ func besideSaves(t testing.TB, s lookupSettings, clients, n int) (p50, p99, save
 			a := b.newAsker(uint64(i), false)
 			defer a.agent.Close()
 			for len(took[i]) < s.rounds || saver.bytes.Load() == before && !saver.ended.Load() {
-				err := a.draw(s.form, n)
+				err := a.draw(n)
 				us := 0.0
 				if err == nil {
 					us, err = a.ask()
@@ -180,7 +180,7 @@ func besideSaves(t testing.TB, s lookupSettings, clients, n int) (p50, p99, save
 
 // BenchmarkLookupBesideSaves has eight clients ask for 128 hashes each while an engine saves.
 func BenchmarkLookupBesideSaves(b *testing.B) {
-	s := lookupSettings{blocks: 1 << 20, rounds: max(b.N, 100), form: ipc.FormOwn}
+	s := lookupSettings{blocks: 1 << 20, rounds: max(b.N, 100)}
 	p50, p99, saved := besideSaves(b, s, 8, 128)
 	b.ReportMetric(p50, "p50-us")
 	b.ReportMetric(p99, "p99-us")

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-
-	"github.com/kvagent/kvagent/ipc"
 )
 
 // The agent is a process of its own: it ends with the measurement, which checks its answers.
@@ -14,7 +12,7 @@ func TestBenchLookup(t *testing.T) {
 		t.Skip("LONG: a benchmark")
 	}
 	t.Setenv(asCommand, "1")
-	rows, err := measureLookup(&lookupSettings{blocks: 4096, rounds: 20, form: ipc.FormOwn, agent: lookupVirtual})
+	rows, err := measureLookup(&lookupSettings{blocks: 4096, rounds: 20, agent: lookupVirtual})
 	if err != nil || len(rows) != 2*len(lookupHashes) {
 		t.Fatalf("%d rows, %v", len(rows), err)
 	}
@@ -23,7 +21,7 @@ func TestBenchLookup(t *testing.T) {
 			t.Errorf("%+v", row)
 		}
 	}
-	s := lookupSettings{blocks: 4096, rounds: 20, form: ipc.FormUpstream}
+	s := lookupSettings{blocks: 4096, rounds: 20}
 	if p50, p99, saved := besideSaves(t, s, 3, 128); p50 <= 0 || p99 < p50 || saved <= 0 {
 		t.Errorf("beside saves: p50 %v, p99 %v, %v GB/s saved", p50, p99, saved)
 	}
@@ -47,7 +45,7 @@ func BenchmarkHistory(b *testing.B) {
 			var took [2][]float64
 			for b.Loop() {
 				for i, side := range sides {
-					if err := side.asker.draw(ipc.FormOwn, hashes); err != nil {
+					if err := side.asker.draw(hashes); err != nil {
 						b.Fatal(err)
 					}
 					us, err := side.asker.ask()

@@ -176,8 +176,9 @@ func (b *transferBench) start(segment int) error {
 	}
 	b.worker, err = transfer.Start(transfer.Config{
 		Device: b.host, Slots: b.pool, Space: space, Spec: spec,
-		Layout: transfer.Layout{Groups: []transfer.GroupLayout{group}}, Integrity: transfer.Full,
-		Complete: func(c transfer.Completion) { b.done <- c },
+		Held:      []transfer.Held{{Layout: transfer.Layout{Groups: []transfer.GroupLayout{group}}}},
+		Integrity: transfer.Full,
+		Complete:  func(c transfer.Completion) { b.done <- c },
 	})
 	return err
 }

@@ -58,7 +58,7 @@ type options struct {
 	json       bool
 }
 
-const help = `Size simulates the requests of a trace, or of a folder that kvagent record made, in pools of several
+const help = `Size simulates the requests of a trace, or of a folder of them, in pools of several
 sizes: with exact LRU, with the agent's default eviction, and with the optimum, which knows the future. A request hits
 the leading blocks that are stored; then all its blocks are stored. The last size is that of a pool that never evicts.
 
@@ -70,7 +70,7 @@ func Command() *cobra.Command {
 	s := &options{}
 	cmd := &cobra.Command{
 		Use: "size --trace FILE", Short: "Show a trace's hit rate against the size of the pool", Long: help,
-		Example: "  kvbench size --trace /var/tmp/monday --block-bytes 2MiB --svg monday.svg",
+		Example: "  kvbench size --trace monday.jsonl --block-bytes 2MiB --svg monday.svg",
 		Args:    settings.Args(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return s.run(cmd.OutOrStdout()) },
 	}

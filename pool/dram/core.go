@@ -223,12 +223,12 @@ const (
 	flagLive      = 1 << 0  // the record is an entry
 	flagVisible   = 1 << 1  // all shards are committed
 	flagDropped   = 1 << 2  // no longer findable; freed once it is not held
-	flagRecent    = 1 << 3  // in the list of visible entries without pins
+	flagRecent    = 1 << 3  // in the list of visible entries without pins, but for flagUntouched
 	flagYoung     = 1 << 4  // in partialYoung
 	flagOld       = 1 << 5  // in partialOld
 	flagWide      = 1 << 6  // it has more than inlineShards shards
 	flagLifted    = 1 << 7  // placed above its children by lift, and not moved since
-	flagUntouched = 1 << 8  // pinned by ReadWithoutTouch, and not used since
+	flagUntouched = 1 << 8  // pinned by ReadWithoutTouch alone: in recent in spite of that
 	flagUnused    = 1 << 9  // marked by MarkUnused, and not used since
 	flagBrief     = 1 << 10 // of those: to be dropped by DropUnused
 	flagDue       = 1 << 11 // of those: its time is over, and it is dropped once it has no children

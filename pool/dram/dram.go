@@ -29,10 +29,10 @@ import (
 
 // Limits of a pool, bytes.
 const (
-	MaxBytes     = 2 << 40  // slots have 31-bit numbers of 1 KiB
-	MinBytes     = 64 << 10 // of a pool
+	MaxBytes = 2 << 40 // slots have 31-bit numbers of 1 KiB
+	MinBytes = 64 << 10
+	// MinSlabBytes is the least Options.SlabBytes.
 	MinSlabBytes = 4 << 10
-	MaxSlabBytes = 1 << 30
 )
 
 // HugePages is whether an arena may lie on huge pages.
@@ -46,8 +46,10 @@ const (
 
 // Options of a pool.
 type Options struct {
-	Bytes     int64 // size of the arena, MinBytes to MaxBytes; rounded down to whole slabs
-	SlabBytes int64 // power of two, at least the largest shard; 0 lets the pool choose 64 or more slabs of 1 to 64 MiB
+	Bytes int64 // size of the arena, MinBytes to MaxBytes; rounded down to whole slabs
+	// SlabBytes is a power of two, at least the largest shard; 0 lets the pool choose 64 or more
+	// slabs of 1 to 64 MiB.
+	SlabBytes int64
 	HugePages HugePages
 	// Nodes are the preferred NUMA nodes, 0 to 1023, of the arena's pages, interleaved if there are
 	// several: those of the GPUs that copy from it. Empty: no preference.
@@ -66,9 +68,6 @@ type Options struct {
 	// BadPage is called for each page of the arena that is retired because it cannot be read,
 	// without any lock held. It may be nil.
 	BadPage func(BadPage)
-	// FileFaults is called when pages of the file outside the arena could not be read or written,
-	// with the total so far, at most every 10 s. It may be nil.
-	FileFaults func(total uint64)
 	// SpaceNotKept is called when a space is opened that the file has no record of: it is too large
 	// for one (many shards in many groups), or no record is free. Its entries end with the process.
 	// No lock is held. It may be nil.
@@ -169,16 +168,7 @@ func (o *Options) complete() error {
 	if o.SlabBytes == 0 {
 		o.SlabBytes = slabFor(o.Bytes)
 	}
-	if s := o.SlabBytes; s < MinSlabBytes || s > MaxSlabBytes || s&(s-1) != 0 {
-		return fmt.Errorf("dram: SlabBytes is %d, must be a power of two from %d to %d", s, MinSlabBytes, MaxSlabBytes)
-	}
-	if o.SlabBytes > o.Bytes {
-		return fmt.Errorf("dram: SlabBytes is %d, must be at most Bytes = %d", o.SlabBytes, o.Bytes)
-	}
 	o.Bytes = o.Bytes &^ (o.SlabBytes - 1)
-	if o.Path != "" && o.Virtual {
-		return errors.New("dram: Path is given, must not be for a Virtual pool")
-	}
 	if o.Clock == nil {
 		o.Clock = time.Now
 	}
@@ -209,11 +199,6 @@ func (p *Pool) Arena() (base []byte, fd int) { return p.base, p.fd }
 // populated to the end. An arena that is not populated is slower at first, and fails late if the
 // machine has no memory.
 func (p *Pool) Populated() error { return p.arena.Populated() }
-
-// HugeBytes returns how much of the arena lies on huge pages now, as the kernel reports: all of it
-// if they were reserved, else what the kernel merged by itself. It takes milliseconds for each 10
-// GiB.
-func (p *Pool) HugeBytes() (int64, error) { return p.arena.OnHuge() }
 
 // Close frees all memory. The arena must not be accessed any more; methods called later find
 // nothing.

@@ -209,11 +209,17 @@ func (c *core) pinEntry(e uint32, bytes int64) {
 	if r.is(flagRecent) {
 		c.recent.remove(c.recs.All, e)
 	}
+	r.hold &^= flagUntouched | unused
+	c.addPin(e, bytes)
+}
+
+func (c *core) addPin(e uint32, bytes int64) {
+	r := &c.recs.All[e]
 	if r.pins() == 0 {
 		c.stats.PinnedEntries++
 		c.stats.Pinned += bytes
 	}
-	r.hold = r.hold&^(flagUntouched|unused) + onePin
+	r.hold += onePin
 }
 
 func (c *core) unpinEntry(e uint32, at *cursor) {

@@ -101,6 +101,9 @@ func (c *core) evictable(e uint32) bool { return c.recs.All[e].child == none && 
 func (c *core) oldest() uint32 {
 	for c.work.repairs > 0 {
 		e := c.recent.oldest
+		for e != none && c.recs.All[e].is(flagUntouched) {
+			e = c.recs.All[e].newer
+		}
 		if e == none || c.evictable(e) {
 			return e
 		}
@@ -264,60 +267,47 @@ func (c *core) cold(e uint32, out *pool.Cold) bool {
 	r := &c.recs.All[e]
 	realm := &c.realms[r.ident.realm()]
 	id, open := c.byPrint[realm.space.spec.Fingerprint]
-	if realm.over || !open {
+	if realm.over || !open || c.held(e) {
 		return false
 	}
 	*out = pool.Cold{Space: id, Group: r.ident.group(), Hash: r.hash.Bytes(r.ident.hashLen())}
 	return true
 }
 
-// spot is an entry's place in the order of eviction: its neighbours.
-type spot struct{ newer, older cursor }
-
-// ReadWithoutTouch implements pool.Memory.
+// ReadWithoutTouch implements pool.Memory. An entry that is pinned for that alone stays in the
+// order of eviction, which passes over it.
 func (p *Pool) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
 	for i := range b.Hashes.N {
-		var was spot
-		b.Status[i], b.Slots[i], was = p.pinUntouched(b, i)
-		if b.Status[i] != pool.OK {
-			continue
+		if b.Status[i], b.Slots[i] = p.pinUntouched(b, i); b.Status[i] == pool.OK {
+			b.Status[i] = read(b.Slots[i])
+			p.unpinUntouched(b.Slots[i].Ref, b.Status[i])
 		}
-		b.Status[i] = read(b.Slots[i])
-		p.unpinUntouched(b.Slots[i].Ref, b.Status[i], &was)
 	}
 }
 
-// pinUntouched pins an entry and returns its place in the order of eviction.
-func (p *Pool) pinUntouched(b *pool.Batch, i int) (pool.Status, pool.Slot, spot) {
+func (p *Pool) pinUntouched(b *pool.Batch, i int) (pool.Status, pool.Slot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
 	id, sp, ok := c.identOf(b.Space, b.Group, b.Hashes.Len)
 	if !ok || int(b.Shard) >= sp.spec.Shards {
-		return pool.Invalid, pool.Slot{}, spot{}
+		return pool.Invalid, pool.Slot{}
 	}
 	e := c.find(id, b.Hashes.At(i))
 	if e == none || !c.recs.All[e].is(flagVisible) {
-		return pool.Missing, pool.Slot{}, spot{}
+		return pool.Missing, pool.Slot{}
 	}
-	var was spot
-	alone, marks := c.recs.All[e].is(flagRecent), c.recs.All[e].hold&unused
-	if alone {
-		was = c.spotOf(e)
+	if status := c.mayPin(e); status != pool.OK {
+		return status, pool.Slot{}
 	}
-	status, slot := c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
-	if status == pool.OK {
-		c.recs.All[e].hold |= marks
-	}
-	if status == pool.OK && alone {
+	if c.recs.All[e].is(flagRecent) {
 		c.recs.All[e].hold |= flagUntouched
 	}
-	return status, slot, was
+	c.addPin(e, sp.groups[b.Group].bytes)
+	return pool.OK, c.slot(e, b.Shard)
 }
 
-// unpinUntouched ends the pin. An entry that was not used otherwise meanwhile returns to its place,
-// and its last use in the file stays.
-func (p *Pool) unpinUntouched(ref pool.Ref, status pool.Status, was *spot) {
+func (p *Pool) unpinUntouched(ref pool.Ref, status pool.Status) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -325,41 +315,21 @@ func (p *Pool) unpinUntouched(ref pool.Ref, status pool.Status, was *spot) {
 	if !ok || c.recs.All[e].pins() == 0 {
 		return
 	}
-	if status == pool.Corrupt && !c.recs.All[e].is(flagDropped) {
+	r := &c.recs.All[e]
+	if status == pool.Corrupt && !r.is(flagDropped) {
 		c.drop(e, pool.ByCorruption)
 		c.stats.Dropped++
 	}
-	if !c.recs.All[e].is(flagUntouched) {
+	switch untouched := r.is(flagUntouched); {
+	case !untouched:
 		c.tick()
 		c.unpinEntry(e, &cursor{})
-		return
+	case c.unhold(e):
+		r.hold &^= flagUntouched
+		if r.is(flagDropped) {
+			c.free(e)
+		}
 	}
-	c.recs.All[e].hold &^= flagUntouched
-	if c.unhold(e) {
-		at := c.below(was)
-		c.settle(e, &at)
-	}
-}
-
-// spotOf returns the place of an entry of the recent list.
-func (c *core) spotOf(e uint32) spot {
-	return spot{newer: c.cursorAt(c.recs.All[e].newer), older: c.cursorAt(c.recs.All[e].older)}
-}
-
-func (c *core) cursorAt(e uint32) cursor {
-	if e == none {
-		return cursor{}
-	}
-	return cursor{entry: e, generation: c.states.All[e].generation}
-}
-
-// below returns the entry that a spot is just older than now: its newer neighbour if that is still
-// in the list, or the entry above its older one.
-func (c *core) below(was *spot) cursor {
-	if older := c.above(&was.older); c.above(&was.newer) == none && older != none {
-		return c.cursorAt(c.recs.All[older].newer)
-	}
-	return was.newer
 }
 
 // An entry is a child of the entry of the block before it. Nothing that has children is evicted.

@@ -57,11 +57,9 @@ func (p *Pool) Advise(s pool.SpaceID, group uint8, h pool.Hashes, a pool.Advice,
 	var named advised
 	var first pool.Ref
 	stored := false
-	for from := 0; from < h.N; from += lockStride {
-		p.mu.Lock()
-		c := p.core
+	p.strides(h.N, func(c *core, from, to int) {
 		id, _, ok := c.identOf(s, group, h.Len)
-		for i := from; ok && i < min(from+lockStride, h.N); i++ {
+		for i := from; ok && i < to; i++ {
 			e := c.find(id, h.At(i))
 			if e != none && !c.recs.All[e].is(flagVisible) {
 				e = none
@@ -72,8 +70,7 @@ func (p *Pool) Advise(s pool.SpaceID, group uint8, h pool.Hashes, a pool.Advice,
 			named.entries = append(named.entries, e)
 			named.prints = append(named.prints, c.seed.Hash(uint32(id), offheap.KeyOf(h.At(i))))
 		}
-		p.mu.Unlock()
-	}
+	})
 	var chain advised // from the end of the part before
 	for more := stored && lasts == 0; more && len(chain.entries) < maxAdvised; {
 		first, more = p.before(first, &chain)
@@ -159,22 +156,14 @@ func (p *Pool) dropDue(ref pool.Ref) (n int, next pool.Ref) {
 // eachVisible calls do for each of the hashes that is stored, with the bytes of one. The lock is
 // held during a call, and released now and then between two.
 func (p *Pool) eachVisible(s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core, e uint32, bytes int64)) {
-	for from := 0; from < h.N; from += lockStride {
-		p.visible(s, group, h, from, min(from+lockStride, h.N), do)
-	}
-}
-
-func (p *Pool) visible(s pool.SpaceID, group uint8, h *pool.Hashes, from, to int,
-	do func(c *core, e uint32, bytes int64)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	id, sp, ok := c.identOf(s, group, h.Len)
-	for i := from; ok && i < to; i++ {
-		if e := c.find(id, h.At(i)); e != none && c.recs.All[e].is(flagVisible) {
-			do(c, e, sp.groups[group].bytes)
+	p.strides(h.N, func(c *core, from, to int) {
+		id, sp, ok := c.identOf(s, group, h.Len)
+		for i := from; ok && i < to; i++ {
+			if e := c.find(id, h.At(i)); e != none && c.recs.All[e].is(flagVisible) {
+				do(c, e, sp.groups[group].bytes)
+			}
 		}
-	}
+	})
 }
 
 // Child implements pool.View.

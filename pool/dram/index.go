@@ -5,21 +5,32 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/advisor"
 )
 
+// strides calls do under the lock for each part of n hashes, and releases the lock between two.
+func (p *Pool) strides(n int, do func(c *core, from, to int)) {
+	for from := 0; from < n; from += lockStride {
+		p.stride(from, min(from+lockStride, n), do)
+	}
+}
+
+func (p *Pool) stride(from, to int, do func(c *core, from, to int)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	do(p.core, from, to)
+}
+
 // Prefix implements pool.Index.
 func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
-	at := trail{note: p.advisor.Begin()}
-	n := 0
-	for n < h.N {
-		to := min(n+lockStride, h.N)
-		found := p.prefix(&at, s, group, &h, n, to)
-		n += found
-		if n < to {
-			break
-		}
-	}
-	addRest(at.note, &p.core.seed, &h, n)
-	p.advisor.End(at.note)
-	return n
+	var t trail
+	return p.pass(&t, s, group, &h)
+}
+
+// Pin implements pool.Index.
+func (p *Pool) Pin(
+	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
+) (int, []pool.Ref, int64) {
+	t := trail{pins: true, room: maxBytes, refs: refs}
+	n := p.pass(&t, s, group, &h)
+	return n, t.refs, maxBytes - t.room
 }
 
 // trail is the state of a walk along a chain while the lock is released.
@@ -27,9 +38,32 @@ type trail struct {
 	before pool.Ref // the entry before the next one
 	recent cursor
 	note   *advisor.Note // nil without a policy
+
+	pins bool // entries are pinned, not touched
+	room int64
+	each int64 // bytes of an entry
+	refs []pool.Ref
 }
 
-func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int) int {
+// pass walks along a chain to its first entry that is not stored, or cannot be pinned, and returns
+// how many are before it.
+func (p *Pool) pass(t *trail, s pool.SpaceID, group uint8, h *pool.Hashes) (n int) {
+	t.note = p.advisor.Begin()
+	for n < h.N {
+		to := min(n+lockStride, h.N)
+		found := p.passPart(t, s, group, h, n, to)
+		n += found
+		t.room -= int64(found) * t.each
+		if n < to {
+			break
+		}
+	}
+	addRest(t.note, &p.core.seed, h, n)
+	p.advisor.End(t.note)
+	return n
+}
+
+func (p *Pool) passPart(t *trail, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -37,26 +71,35 @@ func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 	if !ok {
 		return 0
 	}
-	describe(at.note, id, &sp.groups[group])
+	describe(t.note, id, &sp.groups[group])
+	t.each = sp.groups[group].bytes
+	if room := max(t.room, 0) / t.each; t.pins && room < int64(to-from) {
+		to = from + int(room)
+	}
 	c.work.steps = maxSteps
 	v := c.walk(h)
-	before := c.lookupRef(at.before)
+	before := c.lookupRef(t.before)
 	for i := from; i < to; {
 		n := min(groupLen, to-i)
 		c.look(id, &v, i, n)
 		for j, e := range c.probe.entry[:n] {
-			if e == none {
-				addFound(at.note, &c.seed, &c.probe, n, j)
+			if e == none || t.pins && c.recs.All[e].pins() == maxPins {
+				addFound(t.note, &c.seed, &c.probe, n, j)
 				return i - from
 			}
 			c.relink(e, before)
-			c.touch(e, &at.recent)
+			if t.pins {
+				c.pinEntry(e, t.each)
+				t.refs = append(t.refs, c.ref(e))
+			} else {
+				c.touch(e, &t.recent)
+			}
 			before = e
 			i++
 		}
-		addFound(at.note, &c.seed, &c.probe, n, n)
+		addFound(t.note, &c.seed, &c.probe, n, n)
 	}
-	at.before = c.ref(before)
+	t.before = c.ref(before)
 	return to - from
 }
 
@@ -69,108 +112,34 @@ func (c *core) relink(e, before uint32) {
 
 // Exists implements pool.Index.
 func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
-	for from := 0; from < h.N; from += lockStride {
-		p.exists(s, group, &h, from, present[from:min(from+lockStride, h.N)])
-	}
-}
-
-func (p *Pool) exists(s pool.SpaceID, group uint8, h *pool.Hashes, from int, present []bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	id, _, ok := c.identOf(s, group, h.Len)
-	if !ok {
-		clear(present)
-		return
-	}
-	v := c.walk(h)
-	for i := 0; i < len(present); i += groupLen {
-		n := min(groupLen, len(present)-i)
-		c.look(id, &v, from+i, n)
-		for j, e := range c.probe.entry[:n] {
-			present[i+j] = e != none
+	p.strides(h.N, func(c *core, from, to int) {
+		id, _, ok := c.identOf(s, group, h.Len)
+		if !ok {
+			clear(present[from:to])
+			return
 		}
-	}
-}
-
-// Pin implements pool.Index.
-func (p *Pool) Pin(
-	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
-) (int, []pool.Ref, int64) {
-	n, bytes := 0, int64(0)
-	note := p.advisor.Begin()
-	for n < h.N {
-		to := min(n+lockStride, h.N)
-		found, each := p.pin(note, s, group, &h, n, to, maxBytes-bytes, &refs)
-		n += found
-		bytes += int64(found) * each
-		if n < to {
-			break
-		}
-	}
-	addRest(note, &p.core.seed, &h, n)
-	p.advisor.End(note)
-	return n, refs, bytes
-}
-
-// pin pins a part of a chain, and returns the number pinned and the bytes of each.
-func (p *Pool) pin(
-	note *advisor.Note, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref,
-) (n int, bytes int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	id, sp, ok := c.identOf(s, group, h.Len)
-	if !ok {
-		return 0, 0
-	}
-	describe(note, id, &sp.groups[group])
-	bytes = sp.groups[group].bytes
-	if room := maxBytes / bytes; room < int64(to-from) {
-		to = from + int(max(room, 0))
-	}
-	c.work.steps = maxSteps
-	v := c.walk(h)
-	before := uint32(none)
-	if len(*refs) > 0 && from > 0 {
-		before = c.lookupRef((*refs)[len(*refs)-1])
-	}
-	for i := from; i < to; {
-		k := min(groupLen, to-i)
-		c.look(id, &v, i, k)
-		for j, e := range c.probe.entry[:k] {
-			if e == none || c.recs.All[e].pins() == maxPins {
-				addFound(note, &c.seed, &c.probe, k, j)
-				return i - from, bytes
+		v := c.walk(&h)
+		for i := from; i < to; i += groupLen {
+			n := min(groupLen, to-i)
+			c.look(id, &v, i, n)
+			for j, e := range c.probe.entry[:n] {
+				present[i+j] = e != none
 			}
-			c.relink(e, before)
-			c.pinEntry(e, bytes)
-			*refs = append(*refs, c.ref(e))
-			before = e
-			i++
 		}
-		addFound(note, &c.seed, &c.probe, k, k)
-	}
-	return to - from, bytes
+	})
 }
 
 // Unpin implements pool.Index.
 func (p *Pool) Unpin(refs []pool.Ref) {
 	var at cursor
-	for from := 0; from < len(refs); from += lockStride {
-		p.unpin(refs[from:min(from+lockStride, len(refs))], &at)
-	}
-}
-
-func (p *Pool) unpin(refs []pool.Ref, at *cursor) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.core.tick()
-	for _, ref := range refs {
-		if e, ok := p.core.deref(ref); ok {
-			p.core.unpinEntry(e, at)
+	p.strides(len(refs), func(c *core, from, to int) {
+		c.tick()
+		for _, ref := range refs[from:to] {
+			if e, ok := c.deref(ref); ok {
+				c.unpinEntry(e, &at)
+			}
 		}
-	}
+	})
 }
 
 // list links records by newer and older. A record is in at most one list, which its flag names.
@@ -242,8 +211,8 @@ type cursor struct{ entry, generation uint32 }
 // touch makes e the most recent but for the chain before it, and moves the cursor to it.
 func (c *core) touch(e uint32, at *cursor) {
 	recs := c.recs.All
-	if recs[e].is(flagUntouched | unused) {
-		recs[e].hold &^= flagUntouched | unused
+	if recs[e].is(unused) {
+		recs[e].hold &^= unused
 	}
 	if !recs[e].is(flagRecent) {
 		return

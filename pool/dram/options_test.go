@@ -19,9 +19,6 @@ func TestOptionsOutOfRange(t *testing.T) {
 		"Bytes is 0":           {},
 		"Bytes is 65535":       {Bytes: MinBytes - 1},
 		"Bytes is 21990232555": {Bytes: MaxBytes + 1},
-		"SlabBytes is 5000":    {Bytes: 1 << 20, SlabBytes: 5000},
-		"SlabBytes is 2048":    {Bytes: 1 << 20, SlabBytes: 2048},
-		"SlabBytes is 2097152": {Bytes: 1 << 20, SlabBytes: 2 << 20},
 	} {
 		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%v, want an error with %q", err, field)

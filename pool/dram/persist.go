@@ -168,32 +168,21 @@ func (c *core) forgetUnopened() (n int, ok bool) {
 	return 0, false
 }
 
-// Files of pools, this one's and others'. Package arena implements them; the rest of the module
-// uses them through this package alone.
-type (
-	// FileInfo describes a pool's file found in a directory.
-	FileInfo = arena.FileInfo
-	// FileState is whether a process has a pool's file open.
-	FileState = arena.FileState
-	// HeldError names the process that has the file that Open was given.
-	HeldError = arena.HeldError
-)
+// AbandonedFile is a pool's file that no process has open.
+type AbandonedFile = arena.AbandonedFile
 
-// Live: a process has the file open. Abandoned: none has.
-const (
-	Live      = arena.Live
-	Abandoned = arena.Abandoned
-)
+// HeldError names the process that has the file that Open was given.
+type HeldError = arena.HeldError
 
 // ErrHeld matches every HeldError.
 var ErrHeld = arena.ErrHeld
 
-// ListFiles finds the pools' files in a directory. It skips other files, and files that this user
-// may not read.
-func ListFiles(dir string) ([]FileInfo, error) { return arena.ListFiles(dir) }
+// ProcessBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
+func ProcessBegan(pid int) uint64 { return arena.ProcessBegan(pid) }
 
-// RemoveFile removes a pool's file that no process has open, and frees its memory.
-func RemoveFile(path string) error { return arena.RemoveFile(path) }
+// ListAbandoned finds the pools' files in a directory that no process has open. It skips files that
+// this user may not read.
+func ListAbandoned(dir string) []AbandonedFile { return arena.ListAbandoned(dir) }
 
 // openFile opens a pool whose file outlives the process.
 func openFile(o *Options) (*Pool, error) {
@@ -219,7 +208,7 @@ func openFile(o *Options) (*Pool, error) {
 		return nil, errors.Join(err, f.Unmap(), a.Close())
 	}
 	p := start(o, a, c)
-	p.noter = startNoter(f, adv, o.FileFaults)
+	p.noter = startNoter(f, adv)
 	r.Took = time.Since(began)
 	p.info.Recovery = r
 	return p, nil
@@ -258,16 +247,14 @@ const noteInterval = 10 * time.Second
 // fileNoter owns the file and writes these notes from a goroutine. It is nil if the pool has no
 // file.
 type fileNoter struct {
-	file     *arena.File
-	advisor  *advisor.Advisor
-	tell     func(faults uint64) // may be nil
-	reported uint64
-	ending   chan struct{}
-	done     sync.WaitGroup
+	file    *arena.File
+	advisor *advisor.Advisor
+	ending  chan struct{}
+	done    sync.WaitGroup
 }
 
-func startNoter(f *arena.File, a *advisor.Advisor, tell func(faults uint64)) *fileNoter {
-	k := &fileNoter{file: f, advisor: a, tell: tell, ending: make(chan struct{})}
+func startNoter(f *arena.File, a *advisor.Advisor) *fileNoter {
+	k := &fileNoter{file: f, advisor: a, ending: make(chan struct{})}
 	k.done.Go(k.run)
 	return k
 }
@@ -291,10 +278,6 @@ func (k *fileNoter) note() {
 		k.file.SaveLearned(b)
 	}
 	k.file.NoteAlive()
-	if n := k.file.Faulted(); n > k.reported && k.tell != nil {
-		k.reported = n
-		k.tell(n)
-	}
 }
 
 // close writes the notes once more and releases the file.

@@ -50,14 +50,3 @@ func numaPolicy(t *testing.T, mem []byte) string {
 	t.Fatalf("no mapping at %s", at)
 	return ""
 }
-
-func TestHugeBytesAreWithinTheArena(t *testing.T) {
-	p, err := Open(Options{Bytes: 1 << 20, HugePages: Off})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	if n, err := p.HugeBytes(); err != nil || n < 0 || n > 1<<20 {
-		t.Errorf("%d of %d bytes, %v", n, 1<<20, err)
-	}
-}

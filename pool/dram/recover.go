@@ -25,7 +25,7 @@ type Recovery struct {
 	Damaged int    // slots whose header did not verify or did not fit
 	Stale   int    // slots of past generations
 	Lost    int    // headers that cannot be read because their pages went bad
-	Partial int    // entries, and shards without one, dropped because not all shards were stored
+	Partial int    // entries dropped because not all shards were stored
 	Notes   []string
 
 	BadPages int // of the arena, retired by earlier processes
@@ -43,7 +43,7 @@ func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 		return err
 	}
 	s := scan{
-		core: c, spaces: byRecord, found: make([][]uint32, c.slabs.Count()), claimed: c.slabs.NewClaims(),
+		core: c, spaces: byRecord, found: make([][]uint64, c.slabs.Count()), claimed: c.slabs.NewClaims(),
 	}
 	s.readAll()
 	for shard := range pool.MaxShards {
@@ -52,7 +52,7 @@ func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 		}
 	}
 	r.Damaged, r.Stale, r.Lost = int(s.damaged.Load()), int(s.stale.Load()), int(s.lost.Load())
-	r.Partial = s.giveUpPartial() + s.strays
+	r.Partial = s.giveUpPartial()
 	c.slabs.Open(s.claimed)
 	c.restoreOrder()
 	r.Entries = int(c.stats.Entries)
@@ -102,14 +102,10 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 type scan struct {
 	*core
 	spaces         []*space   // by record
-	found          [][]uint32 // by slab: slots that hold a whole shard and are not attached, by shard
+	found          [][]uint64 // by slab: slots that hold a whole shard and are not attached, below their shards; sorted
 	claimed        slab.Claims
-	shards         shardSet // that occur; guarded by mu
-	total          int      // guarded by mu
 	damaged, stale atomic.Int64
 	lost           atomic.Int64
-	strays         int
-	mu             sync.Mutex
 }
 
 // readAll reads the headers, with one goroutine for each processor.
@@ -128,52 +124,13 @@ func (s *scan) readAll() {
 
 // readSlab reads the headers of one slab, and clears those that are not used.
 func (s *scan) readSlab(n int32) {
-	var found slabScan
 	first, end := s.slabs.Slots(n)
 	s.lost.Add(s.file.TouchEach(first, end, func(slot uint32) {
 		if h := s.header(slot); s.whole(h, slot) {
-			found.add(slot, h.Shard())
+			s.found[n] = append(s.found[n], uint64(h.Shard())<<32|uint64(slot))
 		}
 	}))
-	s.found[n] = found.byShard()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for shard, n := range found.counts {
-		if n > 0 {
-			s.shards.add(uint8(shard))
-		}
-	}
-	s.total += len(found.slots)
-}
-
-// slabScan is what was found in one slab.
-type slabScan struct {
-	slots  []uint32
-	shards []uint8 // of the slots
-	counts [pool.MaxShards]int
-}
-
-func (s *slabScan) add(slot uint32, shard uint8) {
-	s.slots, s.shards = append(s.slots, slot), append(s.shards, shard)
-	s.counts[shard]++
-}
-
-// byShard returns the slots ordered by shard, and those of one shard as they were found.
-func (s *slabScan) byShard() []uint32 {
-	if len(s.slots) == 0 || s.counts[s.shards[0]] == len(s.slots) {
-		return s.slots
-	}
-	at, next := [pool.MaxShards]int{}, 0
-	for shard, n := range s.counts {
-		at[shard], next = next, next+n
-	}
-	out := make([]uint32, len(s.slots))
-	for i, slot := range s.slots {
-		shard := s.shards[i]
-		out[at[shard]] = slot
-		at[shard]++
-	}
-	return out
+	slices.Sort(s.found[n])
 }
 
 // whole reports whether a slot holds a whole shard that is to be used, and clears its header if
@@ -213,54 +170,27 @@ func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
 }
 
 // attach adds one shard of all entries to the index: shard 0 makes the entry, the others are linked
-// to it in order.
+// to it in order. A shard is left over if its shard 0 had been cleared when the process was killed
+// during an eviction, or if it had been copied when it was killed during a move.
 func (s *scan) attach(shard uint8) bool {
-	if !s.shards.has(shard) {
-		return true
-	}
-	if shard == 0 && !s.table.Reserve(s.total) {
-		return false
+	if shard == 0 {
+		total := 0
+		for _, slots := range s.found {
+			total += len(slots)
+		}
+		if !s.table.Reserve(total) {
+			return false
+		}
 	}
 	for n := range s.found {
-		for len(s.found[n]) > 0 { // the slots of this shard come first
-			slot := s.found[n][0]
-			h := s.header(slot)
-			if h.Shard() != shard {
-				break
-			}
-			s.found[n] = s.found[n][1:]
-			if !s.attachOne(h, slot) {
+		for ; len(s.found[n]) > 0 && uint8(s.found[n][0]>>32) == shard; s.found[n] = s.found[n][1:] {
+			slot := uint32(s.found[n][0])
+			if h := s.header(slot); !s.attachOne(h, slot) {
 				h.Check.Store(0)
-				if !s.twin(h) {
-					s.stray(shard)
-				}
 			}
 		}
 	}
 	return true
-}
-
-// stray counts a shard that belongs to no entry: its shard 0 had been cleared when the process was
-// killed during an eviction. Two slots with one key and different sums would be damage.
-func (s *scan) stray(shard uint8) {
-	if shard == 0 {
-		s.damaged.Add(1)
-		return
-	}
-	s.strays++
-}
-
-// twin reports whether a shard is also stored in another slot, because the process was killed while
-// the entry moved.
-func (s *scan) twin(h *arena.Header) bool {
-	c := s.core
-	k := offheap.KeyOfWords(&h.Hash)
-	e := c.findWords(makeIdent(s.spaces[h.Space()].realm, h.Group(), int(h.HashLen)), &k)
-	if e == none || !c.isPresent(e, h.Shard()) {
-		return false
-	}
-	_, at := c.shardCell(c.recs.All[e].head, int(h.Shard()))
-	return at.Sum == h.Sum
 }
 
 func (s *scan) attachOne(h *arena.Header, slot uint32) bool {

@@ -206,25 +206,19 @@ func (p *Pool) countBusy(b *pool.Batch, over int) {
 
 // Peek implements pool.Slots.
 func (p *Pool) Peek(b *pool.Batch) {
-	for from := 0; from < b.Hashes.N; from += lockStride {
-		p.peekPart(b, from, min(from+lockStride, b.Hashes.N))
-	}
-}
-
-func (p *Pool) peekPart(b *pool.Batch, from, to int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	r := reservation{core: p.core, batch: b}
-	refusal := r.open()
-	for i := from; i < to; i++ {
-		b.Status[i] = refusal
-		if refusal != pool.OK {
-			continue
+	p.strides(b.Hashes.N, func(c *core, from, to int) {
+		r := reservation{core: c, batch: b}
+		refusal := r.open()
+		for i := from; i < to; i++ {
+			b.Status[i] = refusal
+			if refusal != pool.OK {
+				continue
+			}
+			if e := r.find(r.id, b.Hashes.At(i)); e != none {
+				b.Status[i] = r.shardStatus(e, b.Shard)
+			}
 		}
-		if e := r.find(r.id, b.Hashes.At(i)); e != none {
-			b.Status[i] = r.shardStatus(e, b.Shard)
-		}
-	}
+	})
 }
 
 // shardStatus returns Exists or InProgress for a shard that is stored or being written, OK for
@@ -242,21 +236,14 @@ func (c *core) shardStatus(e uint32, shard uint8) pool.Status {
 // Commit implements pool.Slots. It clears the Ref of each slot, so a second Commit does nothing.
 func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
 	var at cursor
-	for from := 0; from < len(slots); from += lockStride {
-		to := min(from+lockStride, len(slots))
-		p.commitPart(slots[from:to], epoch, status[from:to], &at)
-	}
-}
-
-func (p *Pool) commitPart(slots []pool.Slot, epoch uint32, status []pool.Status, at *cursor) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.core.tick()
-	for i := range slots {
-		status[i] = p.core.commit(&slots[i], epoch, status[i], at)
-		slots[i].Ref = 0
-	}
-	p.core.announce()
+	p.strides(len(slots), func(c *core, from, to int) {
+		c.tick()
+		for i := from; i < to; i++ {
+			status[i] = c.commit(&slots[i], epoch, status[i], &at)
+			slots[i].Ref = 0
+		}
+		c.announce()
+	})
 }
 
 func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {
@@ -285,68 +272,63 @@ func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor
 
 // Acquire implements pool.Slots.
 func (p *Pool) Acquire(b *pool.Batch) {
-	for from := 0; from < b.Hashes.N; from += lockStride {
-		p.acquirePart(b, from, min(from+lockStride, b.Hashes.N))
-	}
-}
-
-func (p *Pool) acquirePart(b *pool.Batch, from, to int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	id, sp, ok := c.identOf(b.Space, b.Group, b.Hashes.Len)
-	if !ok || int(b.Shard) >= sp.spec.Shards {
-		for i := from; i < to; i++ {
-			b.Status[i], b.Slots[i] = pool.Invalid, pool.Slot{}
+	p.strides(b.Hashes.N, func(c *core, from, to int) {
+		id, sp, ok := c.identOf(b.Space, b.Group, b.Hashes.Len)
+		if !ok || int(b.Shard) >= sp.spec.Shards {
+			for i := from; i < to; i++ {
+				b.Status[i], b.Slots[i] = pool.Invalid, pool.Slot{}
+			}
+			return
 		}
-		return
-	}
-	v := c.walk(&b.Hashes)
-	for i := from; i < to; i += groupLen {
-		n := min(groupLen, to-i)
-		c.look(id, &v, i, n)
-		for j, e := range c.probe.entry[:n] {
-			b.Status[i+j], b.Slots[i+j] = c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
+		v := c.walk(&b.Hashes)
+		for i := from; i < to; i += groupLen {
+			n := min(groupLen, to-i)
+			c.look(id, &v, i, n)
+			for j, e := range c.probe.entry[:n] {
+				b.Status[i+j], b.Slots[i+j] = c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
+			}
 		}
-	}
+	})
 }
 
 func (c *core) acquire(e uint32, shard uint8, bytes int64) (pool.Status, pool.Slot) {
-	switch {
-	case e == none:
+	if e == none {
 		return pool.Missing, pool.Slot{}
-	case c.recs.All[e].pins() == maxPins:
-		return pool.Busy, pool.Slot{}
-	case c.owner(c.recs.All[e].head) != e: // the slot was given to another entry
-		return pool.Corrupt, pool.Slot{}
+	}
+	if status := c.mayPin(e); status != pool.OK {
+		return status, pool.Slot{}
 	}
 	c.pinEntry(e, bytes)
 	return pool.OK, c.slot(e, shard)
 }
 
+// mayPin returns OK, or the reason why an entry cannot be pinned.
+func (c *core) mayPin(e uint32) pool.Status {
+	switch {
+	case c.recs.All[e].pins() == maxPins:
+		return pool.Busy
+	case c.owner(c.recs.All[e].head) != e: // the slot was given to another entry
+		return pool.Corrupt
+	}
+	return pool.OK
+}
+
 // Release implements pool.Slots. It clears the Ref of each slot, so a second Release does nothing.
 func (p *Pool) Release(slots []pool.Slot, status []pool.Status) {
 	var at cursor
-	for from := 0; from < len(slots); from += lockStride {
-		to := min(from+lockStride, len(slots))
-		p.releasePart(slots[from:to], status[from:to], &at)
-	}
-}
-
-func (p *Pool) releasePart(slots []pool.Slot, status []pool.Status, at *cursor) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.core.tick()
-	for i := range slots {
-		e, ok := p.core.deref(slots[i].Ref)
-		slots[i].Ref = 0
-		if !ok || p.core.recs.All[e].pins() == 0 {
-			continue
+	p.strides(len(slots), func(c *core, from, to int) {
+		c.tick()
+		for i := from; i < to; i++ {
+			e, ok := c.deref(slots[i].Ref)
+			slots[i].Ref = 0
+			if !ok || c.recs.All[e].pins() == 0 {
+				continue
+			}
+			if status[i] == pool.Corrupt && !c.recs.All[e].is(flagDropped) {
+				c.drop(e, pool.ByCorruption)
+				c.stats.Dropped++
+			}
+			c.unpinEntry(e, &at)
 		}
-		if status[i] == pool.Corrupt && !p.core.recs.All[e].is(flagDropped) {
-			p.core.drop(e, pool.ByCorruption)
-			p.core.stats.Dropped++
-		}
-		p.core.unpinEntry(e, at)
-	}
+	})
 }

@@ -33,13 +33,6 @@ func (p *Pool) probeReporting(from, to int64, tell func(BadPage)) (bad int) {
 	return bad
 }
 
-// retire retires the page at an offset of the arena, and reports it if it is newly retired.
-func (p *Pool) retire(off int64) {
-	if page, fresh := p.retireLocked(off); fresh {
-		p.reportBad(page)
-	}
-}
-
 func (p *Pool) reportBad(page BadPage) {
 	if p.onBadPage != nil {
 		p.onBadPage(page)

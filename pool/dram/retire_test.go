@@ -510,3 +510,10 @@ func (r *retiring) end() {
 	}
 	r.held, r.load = nil, nil
 }
+
+// retire retires the page at an offset of the arena, and reports it if it is newly retired.
+func (p *Pool) retire(off int64) {
+	if page, fresh := p.retireLocked(off); fresh {
+		p.reportBad(page)
+	}
+}

@@ -81,7 +81,7 @@ func TestUsedDuringReadWithoutTouch(t *testing.T) {
 			b.Slots = append(b.Slots, load.Slots...)
 		}, pool.OK, []byte{0, 1, 3, 4, 2}},
 		"its neighbours go": {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 1, 3) }, pool.OK, []byte{
-			0, 4, 2,
+			0, 2, 4,
 		}},
 		"the newer one goes": {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 3) }, pool.OK, []byte{
 			0, 1, 2, 4,

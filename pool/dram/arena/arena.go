@@ -3,13 +3,10 @@
 package arena
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -262,49 +259,4 @@ func (a *Arena) askTransparent(setting string) string {
 		return fmt.Sprintf("%s is %s", setting, strings.TrimSpace(string(text)))
 	}
 	return ""
-}
-
-// OnHuge returns how much of the arena lies on huge pages now, as the kernel reports: all of it if
-// they were reserved, else what the kernel merged by itself. It takes milliseconds for each 10 GiB.
-func (a *Arena) OnHuge() (int64, error) {
-	if a.pageBytes == HugePageBytes {
-		return a.ready.Load(), nil
-	}
-	return mappedHuge(a.raw)
-}
-
-// mappedHuge returns how many bytes of mem this process maps by huge pages.
-func mappedHuge(mem []byte) (int64, error) {
-	f, err := os.Open("/proc/self/smaps")
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	from := uint64(uintptr(unsafe.Pointer(&mem[0])))
-	return sumHuge(f, from, from+uint64(len(mem)))
-}
-
-// sumHuge reads from a process's mappings (proc_pid_smaps(5)) how many bytes between two addresses
-// are on huge pages of files.
-func sumHuge(smaps io.Reader, from, to uint64) (total int64, err error) {
-	within := false
-	lines := bufio.NewScanner(smaps)
-	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 2 {
-			continue
-		}
-		if low, high, ok := strings.Cut(fields[0], "-"); ok {
-			begin, err := strconv.ParseUint(low, 16, 64)
-			end, wrong := strconv.ParseUint(high, 16, 64)
-			within = err == nil && wrong == nil && begin >= from && end <= to
-		} else if within && (fields[0] == "ShmemPmdMapped:" || fields[0] == "FilePmdMapped:") {
-			kib, err := strconv.ParseInt(fields[1], 10, 64)
-			if err != nil {
-				return 0, fmt.Errorf("smaps: %q: %w", lines.Text(), err)
-			}
-			total += kib << 10
-		}
-	}
-	return total, lines.Err()
 }

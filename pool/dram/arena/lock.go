@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -24,20 +23,20 @@ type HeldError struct {
 	Began   uint64 // start of that process, in clock ticks since boot
 	Host    string // of that process
 	Exited  bool   // no such process runs here any more
-	Others  []int  // processes of this PID namespace that have the file open or mapped
 }
 
 // Error names the process.
 func (e *HeldError) Error() string {
+	if e.Process == 0 {
+		return fmt.Sprintf("dram: %s: %v by an agent that ends, or by a process that it left (fuser names it)", e.Path,
+			ErrHeld)
+	}
 	text := fmt.Sprintf("dram: %s: %v by process %d", e.Path, ErrHeld, e.Process)
 	if own, _ := os.Hostname(); e.Host != own && e.Host != "" {
 		text += " on " + e.Host
 	}
 	if e.Exited {
 		text += ", which has exited"
-	}
-	if len(e.Others) > 0 && (len(e.Others) > 1 || e.Others[0] != e.Process) {
-		text += fmt.Sprintf("; open or mapped in %v", e.Others)
 	}
 	return text
 }
@@ -121,13 +120,13 @@ func lock(fd int, path string) error {
 }
 
 func heldBy(fd int, path string) error {
-	held := &HeldError{Path: path, Others: holders(fd)}
+	held := &HeldError{Path: path}
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil {
 		if b, err := readSuper(fd, st.Size); err == nil && len(b) == superBytes {
 			s := readSignature(b)
 			held.Process, held.Began, held.Host = s.process, s.began, s.host
-			held.Exited = s.process != 0 && processBegan(s.process) != s.began
+			held.Exited = s.process != 0 && ProcessBegan(s.process) != s.began
 		}
 	}
 	return held
@@ -155,76 +154,8 @@ func checkFilesystem(fd int, path string) (page int64, reason string, err error)
 		"on any other the kernel would write every block to a device", path, fs.Type)
 }
 
-// holders returns the processes that have a file open or mapped, as far as this one may see them,
-// except this process.
-func holders(fd int) (out []int) {
-	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil {
-		return nil
-	}
-	all, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil
-	}
-	for _, p := range all {
-		pid, err := strconv.Atoi(p.Name())
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		if opens(pid, &st) || !uninterruptible(pid) && maps(pid, &st) {
-			out = append(out, pid)
-		}
-	}
-	slices.Sort(out)
-	return out
-}
-
-// uninterruptible reports whether a thread of a process is in an uninterruptible wait in the
-// kernel. It may hold the lock of the process's memory map, on which a reader of its mappings would
-// wait too.
-func uninterruptible(pid int) bool {
-	dir := fmt.Sprintf("/proc/%d/task", pid)
-	all, err := os.ReadDir(dir)
-	if err != nil {
-		return false
-	}
-	for _, task := range all {
-		text, err := os.ReadFile(dir + "/" + task.Name() + "/stat")
-		if err == nil && strings.HasPrefix(string(text[strings.LastIndexByte(string(text), ')')+1:]), " D") {
-			return true
-		}
-	}
-	return false
-}
-
-// maps reports whether a process maps a file, by device and inode, the fourth and fifth field of a
-// line.
-func maps(pid int, st *unix.Stat_t) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return false
-	}
-	want := fmt.Sprintf(" %02x:%02x %d ", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	return strings.Contains(string(text), want)
-}
-
-func opens(pid int, st *unix.Stat_t) bool {
-	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	all, err := os.ReadDir(dir)
-	if err != nil {
-		return false
-	}
-	for _, f := range all {
-		var have unix.Stat_t
-		if unix.Stat(dir+"/"+f.Name(), &have) == nil && have.Ino == st.Ino && have.Dev == st.Dev {
-			return true
-		}
-	}
-	return false
-}
-
-// processBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
-func processBegan(pid int) uint64 {
+// ProcessBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
+func ProcessBegan(pid int) uint64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0

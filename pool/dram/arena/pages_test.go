@@ -31,33 +31,3 @@ func TestWhyNoTransparentPages(t *testing.T) {
 		t.Error("a kernel without the setting: nothing is said")
 	}
 }
-
-// Only the arena's own mappings count, and only their pages of files.
-func TestHugeBytesAreCounted(t *testing.T) {
-	const smaps = `7f0000000000-7f0000200000 rw-s 00000000 00:01 7 /memfd:kvagent-pool
-Rss:                2048 kB
-ShmemPmdMapped:     2048 kB
-FilePmdMapped:         0 kB
-7f0000200000-7f0000600000 rw-s 00200000 00:01 7 /memfd:kvagent-pool
-ShmemPmdMapped:     2048 kB
-FilePmdMapped:         4 kB
-VmFlags: rd wr sh
-7f0000600000-7f0000800000 rw-p 00000000 00:00 0
-AnonHugePages:      2048 kB
-ShmemPmdMapped:     2048 kB
-`
-	if n, err := sumHuge(strings.NewReader(smaps), 0x7f0000000000, 0x7f0000600000); err != nil || n != 4<<20+4<<10 {
-		t.Errorf("%d bytes, %v, want %d", n, err, 4<<20+4<<10)
-	}
-	if _, err := sumHuge(strings.NewReader("0-1000 rw-s 0 0 0\nShmemPmdMapped: x kB\n"), 0, 1<<20); err == nil {
-		t.Error("a count that is none: no error")
-	}
-	a, err := Open(1<<20, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	if n, err := a.OnHuge(); err != nil || n < 0 || n > 1<<20 {
-		t.Errorf("%d of %d bytes, %v", n, 1<<20, err)
-	}
-}

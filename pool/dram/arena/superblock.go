@@ -132,7 +132,7 @@ func sign(b []byte) {
 	field := b[superHost:SuperHostEnd]
 	clear(field)
 	copy(field[:len(field)-1], host)
-	word(b, superBegan).Store(processBegan(os.Getpid()))
+	word(b, superBegan).Store(ProcessBegan(os.Getpid()))
 	word(b, superProcess).Store(uint64(os.Getpid()))
 	alive(b)
 }
@@ -145,14 +145,12 @@ type signature struct {
 	process int
 	began   uint64
 	host    string
-	alive   time.Time
 }
 
 func readSignature(b []byte) signature {
 	host, _, _ := bytes.Cut(b[superHost:SuperHostEnd], []byte{0})
 	return signature{
 		process: int(le.Uint64(b[superProcess:])), began: le.Uint64(b[superBegan:]), host: string(host),
-		alive: time.Unix(0, int64(le.Uint64(b[superAlive:]))),
 	}
 }
 
