@@ -2,7 +2,6 @@
 package mock
 
 import (
-	"bufio"
 	"context"
 	"encoding/hex"
 	"fmt"
@@ -120,33 +119,20 @@ func (s *options) run(ctx context.Context, out io.Writer) error {
 	})
 }
 
-// maxFill bounds the hashes of a --fill file.
-const maxFill = 16 << 20
-
-// readHashes reads a chain of block hashes, hex, one a line. All have one length; it skips empty
-// lines.
+// readHashes reads a chain of block hashes, hex, between blanks or lines. All have one length.
 func readHashes(path string) ([][]byte, error) {
-	f, err := os.Open(path)
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
 	var hashes [][]byte
-	in := bufio.NewScanner(f)
-	for line := 1; in.Scan(); line++ {
-		text := strings.TrimSpace(in.Text())
-		if text == "" {
-			continue
-		}
+	for i, text := range strings.Fields(string(b)) {
 		h, err := hex.DecodeString(text)
 		if err != nil || len(h) < 1 || len(h) > ipc.MaxHashLen || len(hashes) > 0 && len(h) != len(hashes[0]) {
-			return nil, fmt.Errorf("%s: line %d: %q, allowed: 1 to %d bytes in hex, all lines as long as the first",
-				path, line, text, ipc.MaxHashLen)
-		}
-		if len(hashes) == maxFill {
-			return nil, fmt.Errorf("%s: more than %d hashes", path, maxFill)
+			return nil, fmt.Errorf("%s: hash %d: %q, allowed: 1 to %d bytes in hex, all as long as the first",
+				path, i+1, text, ipc.MaxHashLen)
 		}
 		hashes = append(hashes, h)
 	}
-	return hashes, in.Err()
+	return hashes, nil
 }
