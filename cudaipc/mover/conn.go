@@ -321,13 +321,9 @@ func takeAnswer(f *fields) error {
 func (p *process) openDevice() error {
 	o := &p.m.opts
 	return p.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
-		b, err := putSetup(nil, number, &Setup{
+		return putJSON(nil, msgSetup, number, &Setup{
 			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate,
-		})
-		if err != nil {
-			panic(err) // strings, numbers and booleans
-		}
-		return b, []int{p.m.arena}
+		}), []int{p.m.arena}
 	}, takeAnswer)
 }
 

@@ -123,14 +123,15 @@ func (m *Mover) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 		p.view.Release()
 		return 0, err
 	}
-	_ = p.process.post("sample", putSample(nil, t, s), nil) // if it fails the process ends, and the sample with it
+	// If it fails the process ends, and the sample with it.
+	_ = p.process.post("sample", putJSON(nil, msgSum, uint64(t), s), nil)
 	return t, nil
 }
 
 // sum puts a sample into its lane.
 func (s *server) sum(f *fields, t cudaipc.Ticket) error {
-	sample, err := takeSample(f)
-	if err != nil {
+	sample := &cudaipc.Sample{}
+	if err := takeJSON(f, sample); err != nil {
 		return err
 	}
 	return s.enqueue(sample.Peer, sampleLane, &laneCopy{

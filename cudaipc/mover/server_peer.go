@@ -1,7 +1,6 @@
 package mover
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -17,7 +16,7 @@ var errNoSetup = fmt.Errorf("the mover has no device: %w", cudaipc.ErrPeer)
 // setup opens the device; the arena's descriptor comes with it.
 func (s *server) setup(f *fields, number uint64, fds []int) error {
 	var m Setup
-	err := json.Unmarshal(f.rest, &m)
+	err := takeJSON(f, &m)
 	if err != nil || len(fds) != 1 {
 		closeAll(fds)
 		return fmt.Errorf("setup with %d descriptors: %w: %w", len(fds), errWire, err)

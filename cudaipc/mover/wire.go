@@ -15,7 +15,7 @@ import (
 // little-endian order, as the functions below put them.
 const (
 	msgSetup  byte = iota + 1 // agent: JSON of Setup, with the arena's descriptor. Answered when the device is open
-	msgImport                 // agent: an Import, with its descriptors; the proof's first
+	msgImport                 // agent: JSON of an Import, with its descriptors; the proof's first
 	msgClose                  // agent: a peer
 	msgPoll                   // agent: waits
 	msgCopy                   // agent: a copy; its number is the ticket
@@ -28,7 +28,7 @@ const (
 	msgPong                   // mover
 	msgInfoIs                 // mover: of msgInfo, JSON or nothing
 	msgLost                   // mover: its device is lost (ErrLost), the agent ends it
-	msgSum                    // agent: a sample; its number is the ticket. Its end is msgDone
+	msgSum                    // agent: JSON of a Sample; its number is the ticket. Its end is msgDone
 	msgCancel                 // agent: the Import with this number is cancelled
 )
 
@@ -154,11 +154,6 @@ func (f *fields) error() error {
 		return nil
 	}
 	return &deviceError{text, sentinels[which]}
-}
-
-func putSetup(b []byte, number uint64, s *Setup) ([]byte, error) {
-	text, err := json.Marshal(s)
-	return append(putHead(b, msgSetup, number), text...), err
 }
 
 // Bytes of the elements of a copy.
@@ -293,116 +288,59 @@ func takeStates(f *fields, states []cudaipc.State) error {
 	return err
 }
 
-// Bytes of the elements of a sample.
-const (
-	wirePiece       = 24
-	wireSampleBlock = 8
-)
-
-// putSample puts a sample. Its number is the ticket.
-func putSample(b []byte, t cudaipc.Ticket, s *cudaipc.Sample) []byte {
-	b = putHead(b, msgSum, uint64(t))
-	b = put64(put32(b, uint32(s.Peer)), uint64(s.Within))
-	b = put32(b, uint32(len(s.Pieces)))
-	for i := range s.Pieces {
-		p := &s.Pieces[i]
-		b = put64(put32(b, uint32(p.Region)), p.Offset)
-		b = put32(put64(b, p.Stride), p.Bytes)
+// putJSON puts a message that is rare enough to be JSON.
+func putJSON(b []byte, kind byte, number uint64, v any) []byte {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // they have texts, numbers and booleans
 	}
-	b = put32(b, uint32(len(s.Blocks)))
-	for i := range s.Blocks {
-		b = put32(put32(b, s.Blocks[i].Block), s.Blocks[i].Seed)
-	}
-	return b
+	return append(putHead(b, kind, number), text...)
 }
 
-func takeSample(f *fields) (*cudaipc.Sample, error) {
-	s := &cudaipc.Sample{Peer: cudaipc.PeerID(f.u32()), Within: time.Duration(f.u64())}
-	s.Pieces = make([]cudaipc.Piece, f.count(wirePiece))
-	for i := range s.Pieces {
-		s.Pieces[i] = cudaipc.Piece{Region: cudaipc.RegionID(f.u32()), Offset: f.u64(), Stride: f.u64(), Bytes: f.u32()}
+func takeJSON(f *fields, v any) error {
+	if err := json.Unmarshal(f.rest, v); err != nil {
+		return fmt.Errorf("%w: %w", errWire, err)
 	}
-	s.Blocks = make([]cudaipc.SampleBlock, f.count(wireSampleBlock))
-	for i := range s.Blocks {
-		s.Blocks[i] = cudaipc.SampleBlock{Block: f.u32(), Seed: f.u32()}
-	}
-	return s, f.end("sample")
+	return nil
 }
+
+// maxHandle is the longest handle of a region that is carried, bytes.
+const maxHandle = 256
 
 // putImport encodes an import and lists its descriptors: the proof's, then the regions' in their
 // order.
 func putImport(b []byte, number uint64, im *cudaipc.Import) (msg []byte, fds []int) {
-	b = putHead(b, msgImport, number)
-	b = put32(b, uint32(im.Peer))
-	b = put64(b, uint64(int64(im.Pid)))
-	b = append(b, im.GPU[:]...)
-	b = put8(b, im.Proof > 0)
 	if im.Proof > 0 {
 		fds = append(fds, im.Proof)
 	}
-	b = put8(b, im.Sync != nil)
-	if s := im.Sync; s != nil {
-		b = put32(b, uint32(s.Region))
-		b = put64(b, s.StepOff)
-		b = put32(put64(b, s.EventsOff), s.Events)
-		b = put32(put64(b, s.RevokeOff), s.Revokes)
-	}
-	b = put32(b, uint32(len(im.Regions)))
 	for i := range im.Regions {
-		r := &im.Regions[i]
-		b = append(put32(b, uint32(r.ID)), byte(r.Kind))
-		b = put64(put64(b, r.Size), r.Addr)
-		b = putText(b, string(r.Handle))
-		if r.HasFD() {
-			fds = append(fds, r.FD)
+		if im.Regions[i].HasFD() {
+			fds = append(fds, im.Regions[i].FD)
 		}
 	}
-	return b, fds
+	return putJSON(b, msgImport, number, im), fds
 }
-
-const (
-	importRegion = 25 // least bytes of a region in an import
-	// maxHandle is the longest handle of a region that is carried, bytes.
-	maxHandle = 256
-)
 
 // takeImport decodes an import. It owns the descriptors unless there is an error; then they stay
 // the caller's.
-func takeImport(f *fields, fds []int) (cudaipc.Import, error) {
-	im := cudaipc.Import{Peer: cudaipc.PeerID(f.u32()), Pid: int(int64(f.u64()))}
-	copy(im.GPU[:], f.take(len(im.GPU)))
-	left := fds
-	next := func() int {
-		if len(left) == 0 {
-			f.bad = true
-			return -1
-		}
-		fd := left[0]
-		left = left[1:]
-		return fd
+func takeImport(f *fields, fds []int) (im cudaipc.Import, err error) {
+	if err = takeJSON(f, &im); err != nil {
+		return im, err
 	}
-	if f.flag() {
-		im.Proof = next()
+	wanted := []*int{}
+	if im.Proof > 0 {
+		wanted = append(wanted, &im.Proof)
 	}
-	if f.flag() {
-		im.Sync = &cudaipc.Sync{Region: cudaipc.RegionID(f.u32()), StepOff: f.u64()}
-		im.Sync.EventsOff, im.Sync.Events = f.u64(), f.u32()
-		im.Sync.RevokeOff, im.Sync.Revokes = f.u64(), f.u32()
-	}
-	im.Regions = make([]cudaipc.Region, f.count(importRegion))
 	for i := range im.Regions {
-		r := &im.Regions[i]
-		r.ID, r.Kind, r.FD = cudaipc.RegionID(f.u32()), cudaipc.Kind(f.u8()), -1
-		r.Size, r.Addr = f.u64(), f.u64()
-		if handle := f.bytes(); len(handle) > 0 {
-			r.Handle = append([]byte(nil), handle...)
-		}
-		if r.HasFD() {
-			r.FD = next()
+		if r := &im.Regions[i]; r.HasFD() {
+			wanted = append(wanted, &r.FD)
 		}
 	}
-	if len(left) > 0 {
-		f.bad = true
+	if len(wanted) != len(fds) {
+		return im, fmt.Errorf("import with %d descriptors of %d: %w", len(fds), len(wanted), errWire)
 	}
-	return im, f.end("import")
+	for i, fd := range wanted {
+		*fd = fds[i]
+	}
+	return im, nil
 }

@@ -34,7 +34,7 @@ func wireSeeds() [][]byte {
 		putPoll(nil, 3, []cudaipc.Wait{{Peer: 7, Event: cudaipc.None, Revoke: 1, Step: 1<<40 + 5}}),
 		putDone(nil, 9, &done),
 		putStates(nil, 3, []cudaipc.State{{Step: 4, Fired: true}}, nil),
-		putSample(nil, 9, &cudaipc.Sample{
+		putJSON(nil, msgSum, 9, &cudaipc.Sample{
 			Peer: 7, Within: time.Second, Blocks: []cudaipc.SampleBlock{{Block: 8, Seed: 9}},
 			Pieces: []cudaipc.Piece{
 				{Region: 2, Offset: 3, Stride: 4, Bytes: 5}, {Region: 1, Offset: 1 << 40, Stride: 6, Bytes: 7},
@@ -44,13 +44,17 @@ func wireSeeds() [][]byte {
 }
 
 // FuzzMoverWire expects that no bytes make a reader panic, and that a message that was read is
-// written as the same bytes.
+// written as the same bytes, but for JSON, which has several forms of one.
 func FuzzMoverWire(f *testing.F) {
 	for _, seed := range wireSeeds() {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		again, err := reread(msg)
+		if err == nil && (msg[0] == msgImport || msg[0] == msgSum) {
+			msg = again
+			again, err = reread(msg)
+		}
 		if err == nil && !bytes.Equal(again, msg) {
 			t.Errorf("read\n%x, written again\n%x", msg, again)
 		}
@@ -86,8 +90,9 @@ func reread(msg []byte) ([]byte, error) {
 		err := takeCopy(r, &c)
 		return putCopy(nil, cudaipc.Ticket(number), &c), err
 	case msgSum:
-		s, err := takeSample(r)
-		return putSample(nil, cudaipc.Ticket(number), s), err
+		var s cudaipc.Sample
+		err := takeJSON(r, &s)
+		return putJSON(nil, msgSum, number, &s), err
 	case msgPoll:
 		waits, err := takePoll(r)
 		return putPoll(nil, number, waits), err
