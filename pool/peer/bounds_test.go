@@ -310,6 +310,7 @@ func TestServerLimits(t *testing.T) {
 // connections, nor do all together. One more is refused before it is read into memory, and its
 // connection goes on.
 func TestPeerBytes(t *testing.T) {
+	const minPeerBytes = 4 << 20 // more than the largest subscription
 	for name, limit := range map[string]Limits{
 		"of a host": {PeerBytes: minPeerBytes}, "of all": {PeerBytes: minPeerBytes, Bytes: minPeerBytes},
 	} {

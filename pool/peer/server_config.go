@@ -2,8 +2,6 @@ package peer
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -50,7 +48,7 @@ type Config struct {
 	Delivered func(space pool.SpaceID, name string)
 	Auth      Auth
 	// Timeout is how long a peer may be silent, or not take a MiB that is sent to it, before its
-	// connection ends; MinTimeout to MaxTimeout; 0 is DefaultTimeout.
+	// connection ends; 0 is DefaultTimeout.
 	Timeout time.Duration
 	Limits  Limits
 	// Reader lets other agents' readers read the arena; nil: none does.
@@ -79,20 +77,9 @@ type Limits struct {
 	PinnedBytes int64
 }
 
-const (
-	maxConnections   = 1 << 14
-	maxSubscriptions = 1 << 10
-	minPeerBytes     = 4 << 20 // more than the largest subscription
-	maxBytes         = 16 << 30
-	maxPinnedBytes   = 1 << 40
-)
-
 func (c *Config) complete() error {
-	switch {
-	case c.Index == nil || c.Slots == nil || c.Arena == nil || c.Resolve == nil || c.Transfers == nil:
-		return errors.New("peer: Index, Slots, Arena, Resolve and Transfers must be given")
-	case !c.Auth.given():
-		return errors.New("peer: Auth must be given: --peer-key-file or --peer-tls-dir")
+	if !c.Auth.given() {
+		return errNoAuth
 	}
 	setDefault(&c.Timeout, DefaultTimeout)
 	setDefault(&c.Limits.Connections, 256)
@@ -104,26 +91,11 @@ func (c *Config) complete() error {
 	if c.Delivered == nil {
 		c.Delivered = func(pool.SpaceID, string) {}
 	}
-	return errors.Join(
-		between("Timeout", c.Timeout, MinTimeout, MaxTimeout),
-		between("Limits.Connections", c.Limits.Connections, 1, maxConnections),
-		between("Limits.Pending", c.Limits.Pending, 1, maxConnections),
-		between("Limits.Subscriptions", c.Limits.Subscriptions, 1, maxSubscriptions),
-		between("Limits.PeerBytes", c.Limits.PeerBytes, minPeerBytes, maxBytes),
-		between("Limits.Bytes", c.Limits.Bytes, c.Limits.PeerBytes, maxBytes),
-		between("Limits.PinnedBytes", c.Limits.PinnedBytes, 1, maxPinnedBytes),
-	)
+	return nil
 }
 
 func setDefault[T int | int64 | time.Duration](v *T, to T) {
 	if *v == 0 {
 		*v = to
 	}
-}
-
-func between[T int | int64 | time.Duration](name string, v, low, high T) error {
-	if v < low || v > high {
-		return fmt.Errorf("peer: %s is %v, allowed: %v to %v", name, v, low, high)
-	}
-	return nil
 }
