@@ -106,23 +106,30 @@ var textual = regexp.MustCompile(`^[!-~]*$`)
 
 func (o *Options) checkAddresses() error {
 	for name, text := range map[string]string{
-		"Master": o.Master, "Metadata": o.Metadata, "Devices": o.Devices, "Host": o.Host, "Prefix": o.Prefix,
+		"Master": o.Master, "Metadata": o.Metadata, "Host": o.Host, "Prefix": o.Prefix,
 	} {
 		if len(text) > MaxText || !textual.MatchString(text) {
 			return fmt.Errorf("mooncake: %s has %d bytes, allowed: at most %d, printable, no blanks", name, len(text),
 				MaxText)
 		}
 	}
-	switch {
-	case o.Protocol != "tcp" && o.Protocol != "rdma":
-		return fmt.Errorf("mooncake: Protocol is %q, allowed: tcp, rdma", o.Protocol)
-	case o.Protocol == "tcp" && o.Devices != "":
-		return fmt.Errorf("mooncake: Devices is %q, allowed: none with tcp", o.Devices)
-	case strings.Contains(o.Master, "://"):
-		return nil
+	if err := checkDevices(o.Protocol, o.Devices); err != nil || strings.Contains(o.Master, "://") {
+		return err
 	}
 	if host, port, err := net.SplitHostPort(o.Master); err != nil || host == "" || port == "" {
 		return fmt.Errorf("mooncake: Master is %q, allowed: host:port, or etcd://host:port;host:port", o.Master)
+	}
+	return nil
+}
+
+func checkDevices(protocol, devices string) error {
+	switch {
+	case protocol != "tcp" && protocol != "rdma":
+		return fmt.Errorf("mooncake: Protocol is %q, allowed: tcp, rdma", protocol)
+	case protocol == "tcp" && devices != "":
+		return fmt.Errorf("mooncake: Devices is %q, allowed: none with tcp", devices)
+	case len(devices) > MaxText || !textual.MatchString(devices):
+		return fmt.Errorf("mooncake: Devices has %d bytes, allowed: at most %d, printable, no blanks", len(devices), MaxText)
 	}
 	return nil
 }

@@ -41,16 +41,16 @@ func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 			p.taken++
 			continue
 		}
-		at := place{key: s.name(&it.Key), area: areaArena, header: header, length: int64(len(it.Data))}
+		at := place{Key: s.name(&it.Key), Header: header, Area: areaArena, Length: int64(len(it.Data))}
 		var inside bool
-		if at.offset, inside = s.o.Arena.offset(it.Data); !inside {
-			at.area, at.offset = areaBounce, data
+		if at.Offset, inside = s.o.Arena.offset(it.Data); !inside {
+			at.Area, at.Offset = areaBounce, data
 		}
-		if seen[at.key] || len(p.items) == maxKeys {
+		if seen[at.Key] || len(p.items) == maxKeys {
 			return p
 		}
-		if !inside && at.length > end-data {
-			if at.length <= s.o.share()-dataAt {
+		if !inside && at.Length > end-data {
+			if at.Length <= s.o.share()-dataAt {
 				return p
 			}
 			it.Status = status
@@ -59,10 +59,10 @@ func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 			continue
 		}
 		if !inside {
-			data += (at.length + valueAlign - 1) &^ (valueAlign - 1)
+			data += (at.Length + valueAlign - 1) &^ (valueAlign - 1)
 		}
 		it.Status = status
-		seen[at.key] = true
+		seen[at.Key] = true
 		header += pool.ValueHeader
 		p.taken, p.arena = p.taken+1, p.arena || inside
 		p.items, p.places = append(p.items, it), append(p.places, at)
@@ -70,16 +70,16 @@ func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 	return p
 }
 
-func (s *Store) header(at *place) []byte { return s.bounce.Base[at.header:][:pool.ValueHeader] }
+func (s *Store) header(at *place) []byte { return s.bounce.Base[at.Header:][:pool.ValueHeader] }
 
 // copied returns the bounce memory of a value, or nil if the value is in the arena.
 func (s *Store) copied(at *place) []byte {
-	if at.area == areaArena {
-		s.count[countInPlace].Add(uint64(at.length))
+	if at.Area == areaArena {
+		s.count[countInPlace].Add(uint64(at.Length))
 		return nil
 	}
-	s.count[countCopied].Add(uint64(at.length))
-	return s.bounce.Base[at.offset:][:at.length]
+	s.count[countCopied].Add(uint64(at.Length))
+	return s.bounce.Base[at.Offset:][:at.Length]
 }
 
 // batch runs the requests of a put or a get. It calls do for the first items with a share of the

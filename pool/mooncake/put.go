@@ -29,9 +29,9 @@ func (s *Store) putSome(ctx context.Context, h *helper, items []pool.Item, share
 		copy(s.copied(at), it.Data)
 	}
 	codes, err := s.call(ctx, h, len(p.items), p.arena, &request{
-		encode: func(id uint64) []byte { return encodeValues(id, opPut, p.places) },
-		free:   free,
-		tally:  func(codes []int64) { s.tallyPut(h, p.places, codes) },
+		frame: func(id uint64) any { return &transferRequest{id, opPut, p.places} },
+		free:  free,
+		tally: func(codes []int64) { s.tallyPut(h, p.places, codes) },
 	})
 	if err != nil {
 		return 0, err
@@ -48,7 +48,7 @@ func (s *Store) tallyPut(h *helper, places []place, codes []int64) {
 	s.tallyTransfers(h, opPut, codes)
 	for i, code := range codes {
 		if code == 0 && i < len(places) {
-			s.stock.Add(1, pool.ValueHeader+places[i].length)
+			s.stock.Add(1, pool.ValueHeader+places[i].Length)
 		}
 	}
 }
@@ -85,9 +85,9 @@ func (s *Store) getSome(ctx context.Context, h *helper, items []pool.Item, share
 		return p.taken, nil
 	}
 	codes, err := s.call(ctx, h, len(p.items), p.arena, &request{
-		encode: func(id uint64) []byte { return encodeValues(id, opGet, p.places) },
-		free:   free,
-		tally:  func(codes []int64) { s.tallyTransfers(h, opGet, codes) },
+		frame: func(id uint64) any { return &transferRequest{id, opGet, p.places} },
+		free:  free,
+		tally: func(codes []int64) { s.tallyTransfers(h, opGet, codes) },
 	})
 	if err != nil {
 		return 0, err
@@ -110,7 +110,7 @@ func (s *Store) getSome(ctx context.Context, h *helper, items []pool.Item, share
 // for, is Corrupt.
 func (s *Store) settleGet(it *pool.Item, at *place, code int64) {
 	switch {
-	case code == pool.ValueHeader+at.length:
+	case code == pool.ValueHeader+at.Length:
 		copy(it.Data, s.copied(at))
 		if it.Status = pool.OK; pool.CheckValue(s.header(at), &it.Key, it.Data) != nil {
 			it.Status = pool.Corrupt
