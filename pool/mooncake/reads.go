@@ -1,6 +1,7 @@
 package mooncake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // readsMemory is what a helper of Reads may use besides the arena, bytes.
@@ -37,11 +37,11 @@ type ReadsOptions struct {
 }
 
 func (o *ReadsOptions) complete() error {
-	remote.Default(&o.Protocol, "tcp")
-	remote.Default(&o.Concurrency, 8)
-	remote.Default(&o.Python, "python3")
-	remote.Default(&o.SetupWithin, time.Minute)
-	remote.Default(&o.Within, 4*time.Second)
+	o.Protocol = cmp.Or(o.Protocol, "tcp")
+	o.Concurrency = cmp.Or(o.Concurrency, 8)
+	o.Python = cmp.Or(o.Python, "python3")
+	o.SetupWithin = cmp.Or(o.SetupWithin, time.Minute)
+	o.Within = cmp.Or(o.Within, 4*time.Second)
 	if o.OnState == nil {
 		o.OnState = func(error) {}
 	}

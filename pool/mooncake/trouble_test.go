@@ -437,9 +437,7 @@ func TestWhatIsMissing(t *testing.T) {
 func TestOptions(t *testing.T) {
 	for field, o := range map[string]Options{
 		"Master": {}, "Protocol": {Master: "h:1", Protocol: "smoke"}, "Devices": {Master: "h:1", Devices: "mlx5_0"},
-		"Segment": {Master: "h:1", Segment: -1}, "Replicas": {Master: "h:1", Replicas: 17},
-		"Bounce": {Master: "h:1", Bounce: 5},
-		"Host":   {Master: "h:1", Host: "a b"},
+		"Bounce": {Master: "h:1", Bounce: 5}, "Host": {Master: "h:1", Host: "a b"},
 	} {
 		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), field) ||
 			!strings.Contains(err.Error(), "allowed") {

@@ -6,6 +6,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -295,17 +296,16 @@ const (
 )
 
 func (o *Options) complete() error {
-	remote.Default(&o.Prefix, "kvagent:")
-	remote.Default(&o.TTL, DefaultTTL)
-	remote.Default(&o.Concurrency, 8)
-	remote.Default(&o.BatchBytes, 16<<20)
-	remote.Default(&o.DialTimeout, time.Second)
-	remote.Default(&o.Silence, 5*time.Second)
+	o.Prefix = cmp.Or(o.Prefix, "kvagent:")
+	o.TTL = cmp.Or(o.TTL, DefaultTTL)
+	o.Concurrency = cmp.Or(o.Concurrency, 8)
+	o.BatchBytes = cmp.Or(o.BatchBytes, 16<<20)
+	o.DialTimeout = cmp.Or(o.DialTimeout, time.Second)
+	o.Silence = cmp.Or(o.Silence, 5*time.Second)
 	return errors.Join(
 		o.checkAddresses(),
 		remote.Between("redis", "Database", o.Database, 0, 65535),
 		remote.Between("redis", "Prefix", len(o.Prefix), 1, MaxPrefix),
-		remote.Between("redis", "TTL", o.TTL, MinTTL, MaxTTL),
 	)
 }
 

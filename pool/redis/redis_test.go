@@ -338,7 +338,6 @@ func TestOptions(t *testing.T) {
 		"MasterName": {Addresses: []string{"a:1"}, Mode: Sentinel},
 		"Database":   {Addresses: []string{"a:1"}, Mode: Cluster, Database: 1},
 		"Prefix":     {Addresses: []string{"a:1"}, Prefix: "{x}"},
-		"TTL":        {Addresses: []string{"a:1"}, TTL: -1},
 	} {
 		if s, err := Open(o); err == nil || !strings.Contains(err.Error(), name) ||
 			!strings.Contains(err.Error(), "allowed") {

@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -50,11 +51,11 @@ const (
 var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
 
 func (o *Options) complete() error {
-	remote.Default(&o.Endpoint, "s3.amazonaws.com")
-	remote.Default(&o.Prefix, "kvagent/")
-	remote.Default(&o.Concurrency, 64)
-	remote.Default(&o.RangeBytes, 8<<20)
-	remote.Default(&o.DialTimeout, 2*time.Second)
+	o.Endpoint = cmp.Or(o.Endpoint, "s3.amazonaws.com")
+	o.Prefix = cmp.Or(o.Prefix, "kvagent/")
+	o.Concurrency = cmp.Or(o.Concurrency, 64)
+	o.RangeBytes = cmp.Or(o.RangeBytes, 8<<20)
+	o.DialTimeout = cmp.Or(o.DialTimeout, 2*time.Second)
 	return errors.Join(
 		o.checkNames(),
 		remote.Between("s3", "Prefix", len(o.Prefix), 1, MaxPrefix),
