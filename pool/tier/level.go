@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"container/list"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -30,8 +31,8 @@ type level struct {
 
 	// The following fields are under Pool.mu. wake is signalled when there is work.
 	wake      *sync.Cond
-	fetches   promiseQueue // promises with a pin
-	hints     promiseQueue // promises without a pin
+	fetches   list.List // promises with a pin, oldest first
+	hints     list.List // promises without a pin
 	deletes   []pool.Key
 	puts      putQueue
 	writers   int // workers that are writing or deleting
@@ -72,7 +73,6 @@ func (p *Pool) newLevel(number int, t Tier) (*level, error) {
 	l.puts.set = make(map[entryKey]*era)
 	l.breaker.closed.Store(true)
 	l.wake = sync.NewCond(&p.mu)
-	l.fetches.level, l.hints.level = l, l
 	return l, nil
 }
 
@@ -102,7 +102,7 @@ func (l *level) work(ctx context.Context) {
 type task struct {
 	fetch  []*promise
 	remove []pool.Key
-	put    []putItem
+	put    []outgoing
 }
 
 // next waits for work: fetches before deletes before puts. It returns an empty task when the pool
