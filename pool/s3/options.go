@@ -32,7 +32,6 @@ type Options struct {
 	AccessKey, SecretKey, SessionToken string
 
 	Concurrency int           // concurrent requests; default 64
-	RangeBytes  int           // larger objects are read in such ranges at once, 1 MiB or more; default 8 MiB
 	DialTimeout time.Duration // default 2 s
 	// Transport makes the requests in tests. The store does not close it.
 	Transport http.RoundTripper
@@ -43,9 +42,8 @@ type Options struct {
 
 // Limits of options.
 const (
-	MaxPrefix     = 256
-	MinRangeBytes = 1 << 20
-	maxValue      = 4 << 30 // bytes of an object; one PUT takes at most 5 GiB
+	MaxPrefix = 256
+	maxValue  = 4 << 30 // bytes of an object; one PUT takes at most 5 GiB
 )
 
 var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
@@ -54,7 +52,6 @@ func (o *Options) complete() error {
 	o.Endpoint = cmp.Or(o.Endpoint, "s3.amazonaws.com")
 	o.Prefix = cmp.Or(o.Prefix, "kvagent/")
 	o.Concurrency = cmp.Or(o.Concurrency, 64)
-	o.RangeBytes = cmp.Or(o.RangeBytes, 8<<20)
 	o.DialTimeout = cmp.Or(o.DialTimeout, 2*time.Second)
 	return errors.Join(
 		o.checkNames(),
