@@ -82,22 +82,43 @@ func (s *Store) copied(at *place) []byte {
 	return s.bounce.Base[at.Offset:][:at.Length]
 }
 
-// batch runs the requests of a put or a get. It calls do for the first items with a share of the
-// bounce memory, which do must free; do returns how many items it covered.
-func (s *Store) batch(
-	ctx context.Context, items []pool.Item,
-	do func(h *helper, items []pool.Item, share int) (taken int, err error),
+// transfer puts or gets items, as many in each request as its share of the bounce memory has room
+// for. It sets each item to status, and calls settle with the code of each one that was sent, while
+// the share is still the request's.
+func (s *Store) transfer(
+	ctx context.Context, op operation, items []pool.Item, status pool.Status,
+	settle func(h *helper, it *pool.Item, at *place, code int64),
 ) error {
 	for len(items) > 0 {
 		h, share, err := s.enter(ctx, s.values)
 		if err != nil {
 			return err
 		}
-		n, err := do(h, items, share)
+		free := func() { s.values <- share }
+		p := s.pack(items, share, status)
+		items = items[p.taken:]
+		if len(p.items) == 0 {
+			free()
+			continue
+		}
+		for i, it := range p.items {
+			if at := &p.places[i]; op == opPut {
+				pool.AppendValueHeader(s.header(at)[:0], &it.Key, it.Data)
+				copy(s.copied(at), it.Data)
+			}
+		}
+		codes, err := s.call(ctx, h, len(p.items), p.arena, &request{
+			frame: func(id uint64) any { return &transferRequest{id, op, p.places} },
+			free:  free,
+			tally: func(codes []int64) { s.tally(h, op, p.places, codes) },
+		})
 		if err != nil {
 			return err
 		}
-		items = items[n:]
+		for i, code := range codes {
+			settle(h, p.items[i], &p.places[i], code)
+		}
+		free()
 	}
 	return ctx.Err()
 }
@@ -160,8 +181,14 @@ func (t *transfers) record(op operation, codes []int64, now time.Time) bool {
 	return true
 }
 
-// tallyTransfers records an answer, and has the helper replaced if all its transfers fail.
-func (s *Store) tallyTransfers(h *helper, op operation, codes []int64) {
+// tally counts the stored values, which have code 0, and has the helper replaced if all its
+// transfers fail.
+func (s *Store) tally(h *helper, op operation, places []place, codes []int64) {
+	for i, code := range codes {
+		if op == opPut && code == 0 && i < len(places) {
+			s.stock.Add(1, pool.ValueHeader+places[i].Length)
+		}
+	}
 	if s.transfers.record(op, codes, time.Now()) {
 		select {
 		case h.replace <- struct{}{}:
