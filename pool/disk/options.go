@@ -38,8 +38,8 @@ type Options struct {
 	// SegmentBytes is the size of a segment file, in whole pages; default 1/128 of the smallest
 	// directory, 16 MiB to 256 MiB where that fits.
 	SegmentBytes int64
-	// WriteBytes is the largest size of a write, in whole pages and at most half a segment; a larger
-	// block is not stored; default 8 MiB.
+	// WriteBytes is the largest size of a write, in whole pages and at most half a segment; a
+	// larger block is not stored; default 8 MiB.
 	WriteBytes int
 	WriteDepth int // writes at once in each directory; default 8
 	ReadDepth  int // reads at once in each directory; default 32

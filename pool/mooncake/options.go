@@ -128,7 +128,8 @@ func checkDevices(protocol, devices string) error {
 	case protocol == "tcp" && devices != "":
 		return fmt.Errorf("mooncake: Devices is %q, allowed: none with tcp", devices)
 	case len(devices) > MaxText || !textual.MatchString(devices):
-		return fmt.Errorf("mooncake: Devices has %d bytes, allowed: at most %d, printable, no blanks", len(devices), MaxText)
+		return fmt.Errorf("mooncake: Devices has %d bytes, allowed: at most %d, printable, no blanks", len(devices),
+			MaxText)
 	}
 	return nil
 }

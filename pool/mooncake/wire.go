@@ -34,8 +34,8 @@ const (
 	areaArena  = 1
 )
 
-// A frame is its length and one of the following as a msgpack array of its fields, everything in its
-// shortest form.
+// A frame is its length and one of the following as a msgpack array of its fields, everything in
+// its shortest form.
 type (
 	hello struct {
 		Version       int

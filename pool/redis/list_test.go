@@ -8,7 +8,8 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// TestList expects every block under the prefix to be listed with its length, and nothing under another prefix, whatever characters the prefix has.
+// TestList expects every block under the prefix to be listed with its length, and nothing under
+// another prefix, whatever characters the prefix has.
 func TestList(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}, Prefix: `a*[b]?\:`})

@@ -280,7 +280,8 @@ func TestServerComesLater(t *testing.T) {
 	pooltest.Put(t, s, pool.OK, pooltest.Block(0, 10))
 }
 
-// TestTimeToLive checks that a block expires, by default after a week, and that the marker of a reset never does: without it a node that was away would find what was reset.
+// TestTimeToLive checks that a block expires, by default after a week, and that the marker of a
+// reset never does: without it a node that was away would find what was reset.
 func TestTimeToLive(t *testing.T) {
 	server := servertest.Redis(t)
 	hour := openOn(t, Options{Addresses: []string{server.Addr}, TTL: time.Hour})
@@ -346,7 +347,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestServerEvicts has a server at its maxmemory that evicts blocks. It expects the others to be right, and the evicted ones to be missing and stored again.
+// TestServerEvicts has a server at its maxmemory that evicts blocks. It expects the others to be
+// right, and the evicted ones to be missing and stored again.
 func TestServerEvicts(t *testing.T) {
 	server := servertest.Redis(t, "--maxmemory", "8mb", "--maxmemory-policy", "volatile-random")
 	s := openOn(t, Options{Addresses: []string{server.Addr}})

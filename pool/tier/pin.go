@@ -73,7 +73,9 @@ func (p *Pool) promise(s pool.SpaceID, group uint8, h *pool.Hashes, i int, numbe
 		return 0, false // the space was closed meanwhile
 	}
 	w := &promise{
-		origin: origin{key: entryKey{s, group, pool.MakeHash(h.At(i))}, parent: parentOf(h, i), sp: sp, era: sp.now.Load()},
+		origin: origin{
+			key: entryKey{s, group, pool.MakeHash(h.At(i))}, parent: parentOf(h, i), sp: sp, era: sp.now.Load(),
+		},
 		group:  &sp.groups[group],
 		first:  number,
 		levels: 1 << number,

@@ -52,9 +52,10 @@ type Space struct {
 	Epoch uint64 `json:"epoch"` // 0: never reset
 	// Claim is of this node's reset that made the epoch, until all shared tiers know it; else zero.
 	Claim     Nonce    `json:"claim,omitzero"`
-	Confirmed []string `json:"told,omitempty"`   // tiers that know the claim
-	Forget    bool     `json:"forget,omitempty"` // memory that outlives the process may have what was stored before Epoch
-	Used      int64    `json:"used"`             // when last opened or reset, Unix seconds
+	Confirmed []string `json:"told,omitempty"` // tiers that know the claim
+	// Forget means that memory that outlives the process may have what was stored before Epoch.
+	Forget bool  `json:"forget,omitempty"`
+	Used   int64 `json:"used"` // when last opened or reset, Unix seconds
 }
 
 // Catalog is what outlives the agent's process.
