@@ -93,7 +93,7 @@ type TierStatus struct {
 	Name   string      `json:"name" label:"tier"`
 	Write  string      `json:"write"`
 	Local  bool        `json:"local"`
-	State  string      `json:"state"`               // up, half-open, open (not asked), full (not written)
+	State  string      `json:"state"`               // up, open (not asked), full (not written)
 	Up     bool        `json:"up" metric:"tier_up"` // State is up or full
 	Error  string      `json:"error,omitempty"`     // the last failure, unless the tier is up
 	Usage  Usage       `json:"usage"`

@@ -19,7 +19,6 @@ type breaker struct {
 	err      error // the last one
 	opened   uint64
 	tries    uint64
-	testing  bool // half-open: the monitor is calling
 }
 
 // failed counts a failure and reports whether it opened the breaker.
@@ -51,13 +50,11 @@ func (b *breaker) worked() {
 // try makes one call for the monitor: success closes the breaker, failure doubles the pause.
 func (b *breaker) try(call func() error) error {
 	b.mu.Lock()
-	b.testing = true
 	b.tries++
 	b.mu.Unlock()
 	err := call()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.testing = false
 	if err == nil {
 		b.failures = 0
 		b.closed.Store(true)
@@ -84,13 +81,9 @@ func (b *breaker) brief() bool {
 func (b *breaker) state() (name string, opened, tries uint64, pause time.Duration, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch {
-	case b.closed.Load():
+	name = "open"
+	if b.closed.Load() {
 		name = "up"
-	case b.testing:
-		name = "half-open"
-	default:
-		name = "open"
 	}
 	return name, b.opened, b.tries, b.backoff.Pause(), b.err
 }
