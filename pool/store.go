@@ -93,7 +93,7 @@ type TierStatus struct {
 	Name   string      `json:"name" label:"tier"`
 	Write  string      `json:"write"`
 	Local  bool        `json:"local"`
-	State  string      `json:"state"`               // up, half-open, open (not asked), full (not written)
+	State  string      `json:"state"`               // up, open (not asked), full (not written)
 	Up     bool        `json:"up" metric:"tier_up"` // State is up or full
 	Error  string      `json:"error,omitempty"`     // the last failure, unless the tier is up
 	Usage  Usage       `json:"usage"`
@@ -131,7 +131,7 @@ type TierStatus struct {
 	// MarkFails are failed rounds for markers of resets.
 	MarkFails uint64 `json:"reset_marker_failures" metric:"tier_reset_marker_failures_total"`
 
-	Rate float64 `json:"fetch_bytes_per_second"` // moving average
+	Rate float64 `json:"fetch_bytes_per_second"` // while fetches ran, since the start
 	// Seconds of a batch, moving averages.
 	FetchSeconds float64 `json:"fetch_seconds" metric:"tier_seconds{op=fetch}"`
 	PutSeconds   float64 `json:"put_seconds" metric:"tier_seconds{op=put}"`

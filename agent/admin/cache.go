@@ -353,13 +353,8 @@ func (v *tierView) remove(ctx context.Context) (out CacheTierRemoved, err error)
 	return out, err
 }
 
-// badRequest is an error of the client.
-type badRequest struct{ error }
-
 func statusOf(err error) int {
-	var bad badRequest
-	if errors.As(err, &bad) || errors.Is(err, pool.ErrNoTier) || errors.Is(err, pool.ErrUnlisted) ||
-		errors.Is(err, errNoFilter) {
+	if errors.Is(err, pool.ErrNoTier) || errors.Is(err, pool.ErrUnlisted) || errors.Is(err, errNoFilter) {
 		return http.StatusBadRequest
 	}
 	return http.StatusInternalServerError
@@ -387,12 +382,10 @@ func (s *Server) serveTier(rw http.ResponseWriter, r *http.Request,
 	defer cancel()
 	q, err := parseTierRequest(r.URL.Query())
 	if err != nil {
-		err = badRequest{err}
+		http.Error(rw, err.Error(), http.StatusBadRequest)
+		return
 	}
-	var v *tierView
-	if err == nil {
-		v, err = s.view.viewTier(&q, s.limit/2)
-	}
+	v, err := s.view.viewTier(&q, s.limit/2)
 	var out any
 	if err == nil {
 		out, err = answer(ctx, v)

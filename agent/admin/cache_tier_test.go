@@ -123,7 +123,7 @@ func TestTierQuestions(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
-	for _, err := range []error{badRequest{pool.ErrNoTier}, pool.ErrUnlisted, pool.ErrNoTier, errNoFilter} {
+	for _, err := range []error{pool.ErrUnlisted, pool.ErrNoTier, errNoFilter} {
 		if statusOf(err) != http.StatusBadRequest {
 			t.Errorf("%v: status %d", err, statusOf(err))
 		}

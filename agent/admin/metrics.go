@@ -2,7 +2,6 @@ package admin
 
 import (
 	"math"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -28,7 +27,7 @@ type Metrics struct {
 	lookupMax    MaxDuration // of look-ups in the own form: total time
 	lookupRecent MaxDuration // the same, since the page asked last
 	AskMax       MaxDuration // of these, the wait for shared tiers
-	worstLate    worstLate   // the look-up that missed its deadline by most
+	overMax      MaxDuration // by which one of these missed its deadline
 	late         prometheus.Histogram
 
 	Saved       map[string]*Counter `metric:"blocks_total{op=save}" label:"status"`
@@ -181,7 +180,7 @@ func (m *Metrics) CountTime(took, deadline time.Duration) (late bool) {
 	if took <= deadline {
 		return false
 	}
-	m.worstLate.show(lateLookup{read: time.Now().Add(-took), took: took, over: took - deadline})
+	m.overMax.Observe(took - deadline)
 	m.late.Observe((took - deadline).Seconds())
 	return true
 }
@@ -205,33 +204,6 @@ func (m *MaxDuration) take() float64 { return microseconds(time.Duration(m.Swap(
 func (m *MaxDuration) micros() float64 { return microseconds(time.Duration(m.Load())) }
 
 func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
-
-// lateLookup is a look-up that was answered after its deadline.
-type lateLookup struct {
-	read       time.Time
-	took, over time.Duration
-}
-
-// worstLate keeps the look-up that missed its deadline by most, and when, so that it can be
-// compared with what the machine did at the time.
-type worstLate struct {
-	mu  sync.Mutex
-	one lateLookup
-}
-
-func (l *worstLate) show(one lateLookup) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if one.over > l.one.over {
-		l.one = one
-	}
-}
-
-func (l *worstLate) get() lateLookup {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.one
-}
 
 // SampleCounters counts the blocks of one direction that were chosen for an end-to-end check.
 type SampleCounters struct {

@@ -62,9 +62,6 @@ type Status struct {
 	LookupMaxUS  float64 `json:"lookup_max_us"`
 	LookupAskUS  float64 `json:"lookup_ask_max_us"`
 	LookupOverUS float64 `json:"lookup_over_deadline_max_us"`
-	// The last one's Unix time when the agent read it, and the time it took. 0: there is none.
-	LookupOverAt     float64 `json:"lookup_over_deadline_max_at_s"`
-	LookupOverTookUS float64 `json:"lookup_over_deadline_max_took_us"`
 	// LookupFaults are malformed look-ups, by the reason; panic: the handler's; unsent: answers
 	// that nobody took; connection: connections that were closed.
 	LookupFaults map[string]uint64 `json:"lookup_faults" metric:"lookup_faults_total" label:"fault"`
@@ -167,10 +164,7 @@ func (m *Metrics) fill(st *Status) {
 		st.HitRate = float64(st.TokensFound) / float64(st.TokensAsked)
 	}
 	st.LookupMaxUS, st.LookupAskUS = m.lookupMax.micros(), m.AskMax.micros()
-	if late := m.worstLate.get(); late.over > 0 {
-		st.LookupOverUS, st.LookupOverTookUS = microseconds(late.over), microseconds(late.took)
-		st.LookupOverAt = float64(late.read.UnixMicro()) / 1e6
-	}
+	st.LookupOverUS = m.overMax.micros()
 	st.CleanupMaxMS = float64(m.CleanupMax.Load()) / float64(time.Millisecond)
 	st.Sample.Saves, st.Sample.Loads = m.Samples[transfer.Save].status(), m.Samples[transfer.Load].status()
 	st.Hints.Ignored, st.Transfers.Ignored = m.HintsIgnored.Load(), m.TransfersIgnored.Load()

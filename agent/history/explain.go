@@ -249,9 +249,17 @@ func find(spaces []Space, fp pool.Fingerprint) *Space {
 
 // Request explains the latest look-up with a name.
 func (w *World) Request(id string) (*Explanation, error) {
+	l, err := w.latest(id)
+	if err != nil {
+		return nil, err
+	}
+	return w.explain(l), nil
+}
+
+func (w *World) latest(id string) (*Lookup, error) {
 	for _, l := range w.History.Last(MaxLookups) {
 		if l.ID() == strings.ToLower(id) {
-			return w.explain(&l), nil
+			return &l, nil
 		}
 	}
 	return nil, fmt.Errorf("request %q: %w", id, ErrUnknown)
@@ -260,22 +268,20 @@ func (w *World) Request(id string) (*Explanation, error) {
 // Prompt returns the blocks of the latest look-up with a name, from the first on that it did not
 // find, by group.
 func (w *World) Prompt(id string) (s pool.SpaceID, groups []pool.Hashes, err error) {
-	for _, l := range w.History.Last(MaxLookups) {
-		if l.ID() != strings.ToLower(id) {
-			continue
-		}
-		hashes, kept := w.History.hashesOf(&l)
-		sp := find(w.Spaces(), l.Space)
-		if !kept || sp == nil || !sp.Open {
-			break
-		}
-		groups = make([]pool.Hashes, len(sp.Groups))
-		for _, c := range chainsOf(sp, &l, hashes) {
-			groups[c.group] = c.hashes
-		}
-		return sp.ID, groups, nil
+	l, err := w.latest(id)
+	if err != nil {
+		return 0, nil, err
 	}
-	return 0, nil, fmt.Errorf("request %q: %w", id, ErrUnknown)
+	hashes, kept := w.History.hashesOf(l)
+	sp := find(w.Spaces(), l.Space)
+	if !kept || sp == nil || !sp.Open {
+		return 0, nil, fmt.Errorf("request %q: %w", id, ErrUnknown)
+	}
+	groups = make([]pool.Hashes, len(sp.Groups))
+	for _, c := range chainsOf(sp, l, hashes) {
+		groups[c.group] = c.hashes
+	}
+	return sp.ID, groups, nil
 }
 
 func (w *World) explain(l *Lookup) *Explanation {

@@ -55,8 +55,8 @@ func TestWhatIsReadStays(t *testing.T) {
 		wantPut(t, s, i, i+1, size)
 		wantGet(t, s, i%hot, size, pool.OK, fmt.Sprintf("a hot block, after %d others", i))
 	}
-	if st := s.Stats(); st.counts[writtenAgain] == 0 || st.counts[evicted] == 0 {
-		t.Fatalf("nothing was written again, or nothing evicted: %+v", st)
+	if s.count[writtenAgain].Load() == 0 || s.count[evicted].Load() == 0 {
+		t.Fatalf("nothing was written again, or nothing evicted: %+v", s.Report())
 	}
 }
 
@@ -103,12 +103,6 @@ func TestOptions(t *testing.T) {
 		"Dirs[0].Path":         func(o *Options) { o.Dirs[0].Path = "here" },
 		"Dirs[0].Bytes":        func(o *Options) { o.Dirs[0].Bytes = 1000 },
 		"twice":                func(o *Options) { o.Dirs = append(o.Dirs, o.Dirs[0]) },
-		"SegmentBytes":         func(o *Options) { o.SegmentBytes = 1000 },
-		"WriteBytes":           func(o *Options) { o.WriteBytes = 1 << 20 },
-		"WriteDepth":           func(o *Options) { o.WriteDepth = 17 },
-		"ReadDepth":            func(o *Options) { o.ReadDepth = -1 },
-		"must be a multiple":   func(o *Options) { o.WriteBytes = 20000 },
-		"must be a multiple ":  func(o *Options) { o.SegmentBytes = 256<<10 + 1 },
 		"with segments of 262": func(o *Options) { o.Dirs[0].Bytes = 1 << 50 },
 	} {
 		o := small(t)
@@ -133,7 +127,7 @@ func TestOptions(t *testing.T) {
 func TestTooLarge(t *testing.T) {
 	o := small(t)
 	s := open(t, o)
-	if st := put(t, s, blockOf(1, o.WriteBytes)); st[0] != pool.Invalid || s.Stats().counts[tooLarge] != 1 {
+	if st := put(t, s, blockOf(1, o.WriteBytes)); st[0] != pool.Invalid || s.count[tooLarge].Load() != 1 {
 		t.Fatalf("a block larger than a write: status %d", st[0])
 	}
 	wantPut(t, s, 2, 3, o.WriteBytes-headerBytes)
@@ -184,7 +178,7 @@ func TestAfterClose(t *testing.T) {
 	if err := s.Get(t.Context(), nil); err == nil {
 		t.Error("get after close: no error")
 	}
-	_ = s.Stats()
+	_ = s.Report()
 	if _, err := os.Stat(s.o.Dirs[0].Path); err != nil {
 		t.Error(err)
 	}

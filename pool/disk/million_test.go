@@ -31,10 +31,10 @@ func TestRecoverAMillion(t *testing.T) {
 	began := time.Now()
 	s = open(t, o)
 	took := time.Since(began)
-	st := s.Stats()
+	blocks, bytes := s.index.size()
 	t.Logf("%d blocks recovered in %v, %d segments scanned, %.1f bytes of index each",
-		st.Blocks, took, st.counts[scanned], float64(st.IndexBytes)/float64(st.Blocks))
-	if st.Blocks != n || st.counts[scanned] != 0 {
-		t.Fatalf("%d blocks of %d are back, %d segments were scanned", st.Blocks, n, st.counts[scanned])
+		blocks, took, s.count[scanned].Load(), float64(bytes)/float64(blocks))
+	if blocks != n || s.count[scanned].Load() != 0 {
+		t.Fatalf("%d blocks of %d are back, %d segments were scanned", blocks, n, s.count[scanned].Load())
 	}
 }

@@ -96,8 +96,8 @@ func TestNotesNameWhatChanges(t *testing.T) {
 		}
 		pooltest.Until(t, "all is known", known)
 	}
-	if s.Stats().counts[evicted] == 0 || n.losses > 0 {
-		t.Errorf("%d evicted, everything was compared %d times", s.Stats().counts[evicted], n.losses)
+	if s.count[evicted].Load() == 0 || n.losses > 0 {
+		t.Errorf("%d evicted, everything was compared %d times", s.count[evicted].Load(), n.losses)
 	}
 	var keep []int // blocks that are held
 	for i := range most {

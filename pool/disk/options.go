@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"sync"
@@ -14,11 +15,6 @@ import (
 const (
 	MaxDirs         = 64
 	MinSegmentBytes = 256 << 10
-	MaxSegmentBytes = 4 << 30
-	MinWriteBytes   = 16 << 10
-	MaxWriteBytes   = 256 << 20
-	MaxWriteDepth   = 16
-	MaxReadDepth    = 1024
 	MinSegments     = 4       // that a directory must have room for
 	MaxSegments     = 1 << 14 // of a directory; each costs a file descriptor
 	MaxDirBytes     = 1 << 46
@@ -39,14 +35,14 @@ type Dir struct {
 type Options struct {
 	Dirs []Dir // 1 to MaxDirs
 
-	// SegmentBytes is the size of a segment file, MinSegmentBytes to MaxSegmentBytes; default 1/128
-	// of the smallest directory, 16 MiB to 256 MiB where that fits.
+	// SegmentBytes is the size of a segment file, in whole pages; default 1/128 of the smallest
+	// directory, 16 MiB to 256 MiB where that fits.
 	SegmentBytes int64
-	// WriteBytes is the largest size of a write, MinWriteBytes to MaxWriteBytes and at most half a
-	// segment; a larger block is not stored; default 8 MiB.
+	// WriteBytes is the largest size of a write, in whole pages and at most half a segment; a
+	// larger block is not stored; default 8 MiB.
 	WriteBytes int
-	WriteDepth int // writes at once in each directory, 1 to MaxWriteDepth; default 8
-	ReadDepth  int // reads at once in each directory, 1 to MaxReadDepth; default 32
+	WriteDepth int // writes at once in each directory; default 8
+	ReadDepth  int // reads at once in each directory; default 32
 
 	// OnState is called with the reason when a directory changes its state, and once with
 	// ErrBuffered where the page cache is used. It must not call the store. It may be nil.
@@ -61,45 +57,20 @@ func (o *Options) setDefaults() {
 	for i := range o.Dirs {
 		least = min(least, o.Dirs[i].Bytes)
 	}
-	orElse(&o.SegmentBytes, max(
+	o.SegmentBytes = cmp.Or(o.SegmentBytes, max(
 		MinSegmentBytes,
 		min(256<<20, max(least/segmentShare, 16<<20, 2*int64(o.WriteBytes)), least/(2*MinSegments))&^(pageBytes-1),
 	))
-	orElse(&o.WriteBytes, int(min(8<<20, o.SegmentBytes/2&^(pageBytes-1))))
-	orElse(&o.WriteDepth, 8)
-	orElse(&o.ReadDepth, 32)
-	orElse(&o.probeEvery, time.Second)
-}
-
-func orElse[T comparable](value *T, other T) {
-	if *value == *new(T) {
-		*value = other
-	}
+	o.WriteBytes = cmp.Or(o.WriteBytes, int(min(8<<20, o.SegmentBytes/2&^(pageBytes-1))))
+	o.WriteDepth = cmp.Or(o.WriteDepth, 8)
+	o.ReadDepth = cmp.Or(o.ReadDepth, 32)
+	o.probeEvery = cmp.Or(o.probeEvery, time.Second)
 }
 
 func (o *Options) check() error {
-	for _, r := range []struct {
-		name             string
-		value, low, high int64
-	}{
-		{"the number of Dirs", int64(len(o.Dirs)), 1, MaxDirs},
-		{"SegmentBytes", o.SegmentBytes, MinSegmentBytes, MaxSegmentBytes},
-		{"WriteBytes", int64(o.WriteBytes), MinWriteBytes, min(MaxWriteBytes, o.SegmentBytes/2)},
-		{"WriteDepth", int64(o.WriteDepth), 1, MaxWriteDepth},
-		{"ReadDepth", int64(o.ReadDepth), 1, MaxReadDepth},
-	} {
-		if r.value < r.low || r.value > r.high {
-			return fmt.Errorf("disk: %s is %d, must be %d to %d", r.name, r.value, r.low, r.high)
-		}
+	if n := len(o.Dirs); n < 1 || n > MaxDirs {
+		return fmt.Errorf("disk: the number of Dirs is %d, must be 1 to %d", n, MaxDirs)
 	}
-	if o.SegmentBytes%pageBytes != 0 || o.WriteBytes%pageBytes != 0 {
-		return fmt.Errorf("disk: SegmentBytes is %d and WriteBytes %d, must be a multiple of %d", o.SegmentBytes,
-			o.WriteBytes, pageBytes)
-	}
-	return o.checkDirs()
-}
-
-func (o *Options) checkDirs() error {
 	seen := map[string]bool{}
 	for i := range o.Dirs {
 		d := &o.Dirs[i]
@@ -151,71 +122,25 @@ var counterNames = [counters]string{
 	damaged: "damaged", scanned: "scanned",
 }
 
-// Stats is a snapshot of a store.
-type Stats struct {
-	Blocks     int64 // in the index
-	IndexBytes int64 // memory of the index
-	Dirs       []DirStats
-	counts     [counters]uint64
-}
-
-// DirStats is the state of one directory.
-type DirStats struct {
-	Path     string
-	State    State
-	Reason   string // of a state other than StateOK
-	Direct   bool   // false: the file system cannot do O_DIRECT, and the page cache is used
-	Taken    int64  // bytes of disk
-	Capacity int64  // bytes of disk allowed
-	Segments int
-}
-
 func (s *Store) add(c counter, n int) { s.count[c].Add(uint64(n)) }
-
-// Stats returns a snapshot. It may be called at any time, also after Close.
-func (s *Store) Stats() Stats {
-	var st Stats
-	for c := range s.count {
-		st.counts[c] = s.count[c].Load()
-	}
-	st.Blocks, st.IndexBytes = s.index.size()
-	for _, d := range s.dirs {
-		st.Dirs = append(st.Dirs, d.stats())
-	}
-	return st
-}
-
-func (d *dir) stats() DirStats {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	st := DirStats{
-		Path: d.path, State: d.state, Direct: true, Taken: d.taken, Capacity: d.limit, Segments: len(d.segments),
-	}
-	if d.state != StateOK && d.reason != nil {
-		st.Reason = d.reason.Error()
-	}
-	for _, g := range d.segments {
-		st.Direct = st.Direct && g.direct
-	}
-	return st
-}
 
 var _ pool.Reporter = (*Store)(nil)
 
 // Report implements pool.Reporter. The state is that of the worst directory, which the reason
 // names.
 func (s *Store) Report() pool.StoreReport {
-	st := s.Stats()
 	r := pool.StoreReport{State: StateOK.String()}
 	var worst State
-	for i := range st.Dirs {
-		if d := &st.Dirs[i]; d.State > worst {
-			worst = d.State
-			r.State, r.Reason = d.State.String(), d.Path+": "+d.Reason
+	for _, d := range s.dirs {
+		d.mu.Lock()
+		if d.state > worst {
+			worst = d.state
+			r.State, r.Reason = d.state.String(), fmt.Sprintf("%s: %v", d.path, d.reason)
 		}
+		d.mu.Unlock()
 	}
 	for c, name := range counterNames {
-		r.Counts = append(r.Counts, pool.Count{Name: name, N: st.counts[c]})
+		r.Counts = append(r.Counts, pool.Count{Name: name, N: s.count[c].Load()})
 	}
 	return r
 }

@@ -36,8 +36,8 @@ func TestPowerCut(t *testing.T) {
 	lost := losePages(t, r, segmentFiles(t, o.Dirs[0].Path)[0], segmentFiles(t, elsewhere.Dirs[0].Path)[0])
 	for process := range 2 {
 		s = open(t, o)
-		if st := s.Stats(); st.counts[recovered] != n || st.counts[scanned] != 0 {
-			t.Fatalf("process %d: %+v, want the footer to count", process, st)
+		if s.count[recovered].Load() != n || s.count[scanned].Load() != 0 {
+			t.Fatalf("process %d: %+v, want the footer to count", process, s.Report())
 		}
 		damaged := 0
 		for i := range n {
@@ -52,7 +52,7 @@ func TestPowerCut(t *testing.T) {
 			}
 			wantGet(t, s, i, size, want, "after a power cut")
 		}
-		if got := s.Stats().counts[corrupt]; got != uint64(damaged) || damaged == 0 || damaged == n {
+		if got := s.count[corrupt].Load(); got != uint64(damaged) || damaged == 0 || damaged == n {
 			t.Fatalf("process %d: %d corrupt blocks are counted, %d were hit of %d", process, got, damaged, n)
 		}
 		closeNow(t, s)

@@ -30,7 +30,7 @@ func TestReopen(t *testing.T) {
 		}
 		wantGet(t, s, i, size, want, "reopened")
 	}
-	if st := s.Stats(); st.counts[scanned] != 0 || st.counts[recovered] < 198 {
+	if st := s.Report(); s.count[scanned].Load() != 0 || s.count[recovered].Load() < 198 {
 		t.Fatalf("a store that was closed is recovered from footers, but: %+v", st)
 	}
 }
@@ -195,7 +195,7 @@ func TestFlippedByteIsSeenByARead(t *testing.T) {
 	wantGet(t, s, 0, size, pool.Corrupt, "a byte was flipped")
 	wantGet(t, s, 0, size, pool.Missing, "it was dropped")
 	wantGet(t, s, 1, size, pool.OK, "its neighbour")
-	if n := s.Stats().counts[corrupt]; n != 1 {
+	if n := s.count[corrupt].Load(); n != 1 {
 		t.Fatalf("%d corrupt blocks are counted, want 1", n)
 	}
 }

@@ -41,7 +41,11 @@ func failing(err error, ops ...op) faults {
 	}
 }
 
-func (s *Store) stateOf(i int) State { return s.Stats().Dirs[i].State }
+func (s *Store) stateOf(i int) State {
+	s.dirs[i].mu.Lock()
+	defer s.dirs[i].mu.Unlock()
+	return s.dirs[i].state
+}
 
 func TestStates(t *testing.T) {
 	for _, c := range []struct {
@@ -135,8 +139,8 @@ func TestReadsFail(t *testing.T) {
 		wantGet(t, s, i, size, pool.Corrupt, "unreadable")
 	}
 	wantGet(t, s, 50, size, pool.Missing, "the device does not answer")
-	if st := s.Stats(); st.counts[readErrors] != failReads || st.Dirs[0].State != StateFailed {
-		t.Fatalf("%d read errors, state %v", st.counts[readErrors], st.Dirs[0].State)
+	if n := s.count[readErrors].Load(); n != failReads || s.stateOf(0) != StateFailed {
+		t.Fatalf("%d read errors, state %v", n, s.stateOf(0))
 	}
 	fs.set(nil)
 	pooltest.Until(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
@@ -227,7 +231,7 @@ func TestMissingDirectoryComesBack(t *testing.T) {
 	parent := filepath.Join(o.Dirs[0].Path, "mount")
 	o.Dirs[0].Path = filepath.Join(parent, "cache")
 	s := open(t, o)
-	if st := s.Stats().Dirs[0]; st.State != StateMissing || st.Reason == "" {
+	if st := s.Report(); st.State != StateMissing.String() || !strings.Contains(st.Reason, "no such file") {
 		t.Fatalf("a directory that is not there: %+v", st)
 	}
 	if st := put(t, s, blockOf(1, size)); st[0] != pool.Busy {
@@ -404,8 +408,5 @@ func TestWithoutDirect(t *testing.T) {
 	s := open(t, o)
 	wantPut(t, s, 0, 20, size)
 	wantGet(t, s, 7, size, pool.OK, "through the page cache")
-	if s.Stats().Dirs[0].Direct {
-		t.Fatal("it says that it goes past the page cache")
-	}
 	pooltest.Until(t, "it is told", func() bool { return told.Load() == 1 })
 }

@@ -153,7 +153,7 @@ func (s *Store) askSome(ctx context.Context, op operation, names []string) ([]in
 		return nil, err
 	}
 	free := func() { s.questions <- place }
-	r := &request{encode: func(id uint64) []byte { return encodeKeys(id, op, names) }, free: free}
+	r := &request{frame: func(id uint64) any { return &keysRequest{id, op, names} }, free: free}
 	if op == opDelete {
 		r.tally = s.tallyDelete
 	}

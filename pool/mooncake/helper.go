@@ -110,19 +110,31 @@ func (h *helper) handshake(o *Options, host string, bounce *Memory) error {
 	if len(o.Arena.Base) > 0 {
 		fds = append(fds, o.Arena.FD)
 	}
-	b, err := h.greet(encodeHello(o, host), fds, o.SetupWithin)
+	b, err := h.greet(o.hello(host), fds, o.SetupWithin)
 	if err != nil {
 		return err
 	}
-	w, err := decodeWelcome(b)
-	if err == nil && w.reason != "" {
-		err = fmt.Errorf("helper: %s", w.reason)
+	w, err := decode[welcome](b)
+	if err != nil {
+		return err
 	}
-	return err
+	return checkWelcome(w.Version, w.Reason)
+}
+
+func (o *Options) hello(host string) *hello {
+	return &hello{
+		Version: wireVersion,
+		Settings: clientSettings{
+			Host: host, Metadata: o.Metadata, Segment: o.Segment, LocalBuffer: o.LocalBuffer, Protocol: o.Protocol,
+			Devices: o.Devices, Master: o.Master, Replicas: o.Replicas, Concurrency: o.Concurrency,
+		},
+		Bounce: o.Bounce, Arena: int64(len(o.Arena.Base)),
+	}
 }
 
 // greet sends the first frame with descriptors, and returns the helper's first frame.
-func (h *helper) greet(hello []byte, fds []int, within time.Duration) ([]byte, error) {
+func (h *helper) greet(frame any, fds []int, within time.Duration) ([]byte, error) {
+	hello := encode(frame)
 	if err := h.conn.SetDeadline(time.Now().Add(within)); err != nil {
 		return nil, err
 	}

@@ -90,7 +90,7 @@ func Open(o Options) (*Store, error) {
 		transfers: newTransfers(o.FailingFor),
 		condition: remote.NewCondition(remote.Lost, o.OnState),
 	}
-	s.owned.Go(func() { s.supervise(ctx) })
+	s.owned.Go(func() { supervise(ctx, o.SetupWithin, s.runHelper, s.disconnect) })
 	return s, nil
 }
 
@@ -120,16 +120,19 @@ func (s *Store) drainShares() {
 	}
 }
 
-// supervise keeps a helper running until ctx ends. The kernel kills a helper when the thread that
+// supervise runs one helper after the other until ctx ends, with pauses that grow while helpers do
+// not live much longer than their setup may take. The kernel kills a helper when the thread that
 // started it ends, so this goroutine stays on its thread.
-func (s *Store) supervise(ctx context.Context) {
+func supervise(
+	ctx context.Context, setup time.Duration, run func(context.Context) error, ended func(context.Context, error),
+) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	again := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	for ctx.Err() == nil {
 		began := time.Now()
-		s.disconnect(s.runHelper(ctx))
-		if time.Since(began) > lastRetry+s.o.SetupWithin {
+		ended(ctx, run(ctx))
+		if time.Since(began) > lastRetry+setup {
 			again.Reset()
 		}
 		_ = again.Wait(ctx) // the loop asks ctx
@@ -137,7 +140,7 @@ func (s *Store) supervise(ctx context.Context) {
 }
 
 // disconnect removes the helper until the next one is connected.
-func (s *Store) disconnect(why error) {
+func (s *Store) disconnect(_ context.Context, why error) {
 	s.mu.Lock()
 	s.helper, s.why = nil, why
 	s.mu.Unlock()
@@ -171,7 +174,7 @@ func (s *Store) runHelper(ctx context.Context) error {
 	case <-h.reaped:
 	case <-h.replace:
 		s.count[countReplaced].Add(1)
-		s.disconnect(errNoTransfers) // it gets no more requests
+		s.disconnect(ctx, errNoTransfers) // it gets no more requests
 		h.leave(s.o.leave)
 		return fmt.Errorf("helper: replaced: %w", errNoTransfers)
 	case <-ctx.Done():

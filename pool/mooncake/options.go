@@ -1,6 +1,7 @@
 package mooncake
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -71,25 +72,23 @@ const (
 const p2p = "P2PHANDSHAKE"
 
 func (o *Options) complete() error {
-	remote.Default(&o.Metadata, p2p)
-	remote.Default(&o.Protocol, "tcp")
-	remote.Default(&o.LocalBuffer, 16<<20)
-	remote.Default(&o.Replicas, 1)
-	remote.Default(&o.Prefix, "kvagent:")
-	remote.Default(&o.Bounce, 64<<20)
-	remote.Default(&o.Concurrency, 8)
-	remote.Default(&o.Python, "python3")
-	remote.Default(&o.SetupWithin, 20*time.Second)
-	remote.Default(&o.RPCWithin, 500*time.Millisecond)
-	remote.Default(&o.Silence, 10*time.Second)
-	remote.Default(&o.FailingFor, 15*time.Second)
+	o.Metadata = cmp.Or(o.Metadata, p2p)
+	o.Protocol = cmp.Or(o.Protocol, "tcp")
+	o.LocalBuffer = cmp.Or(o.LocalBuffer, 16<<20)
+	o.Replicas = cmp.Or(o.Replicas, 1)
+	o.Prefix = cmp.Or(o.Prefix, "kvagent:")
+	o.Bounce = cmp.Or(o.Bounce, 64<<20)
+	o.Concurrency = cmp.Or(o.Concurrency, 8)
+	o.Python = cmp.Or(o.Python, "python3")
+	o.SetupWithin = cmp.Or(o.SetupWithin, 20*time.Second)
+	o.RPCWithin = cmp.Or(o.RPCWithin, 500*time.Millisecond)
+	o.Silence = cmp.Or(o.Silence, 10*time.Second)
+	o.FailingFor = cmp.Or(o.FailingFor, 15*time.Second)
 	if o.Segment > 0 {
-		remote.Default(&o.leave, leaveWithin)
+		o.leave = cmp.Or(o.leave, leaveWithin)
 	}
 	err := errors.Join(
 		o.checkAddresses(),
-		remote.Between("mooncake", "Segment", o.Segment, 0, MaxSegment),
-		remote.Between("mooncake", "Replicas", o.Replicas, 1, MaxReplicas),
 		remote.Between("mooncake", "Prefix", len(o.Prefix), 1, MaxPrefix),
 	)
 	if err == nil && o.share() <= dataAt {
@@ -106,23 +105,31 @@ var textual = regexp.MustCompile(`^[!-~]*$`)
 
 func (o *Options) checkAddresses() error {
 	for name, text := range map[string]string{
-		"Master": o.Master, "Metadata": o.Metadata, "Devices": o.Devices, "Host": o.Host, "Prefix": o.Prefix,
+		"Master": o.Master, "Metadata": o.Metadata, "Host": o.Host, "Prefix": o.Prefix,
 	} {
 		if len(text) > MaxText || !textual.MatchString(text) {
 			return fmt.Errorf("mooncake: %s has %d bytes, allowed: at most %d, printable, no blanks", name, len(text),
 				MaxText)
 		}
 	}
-	switch {
-	case o.Protocol != "tcp" && o.Protocol != "rdma":
-		return fmt.Errorf("mooncake: Protocol is %q, allowed: tcp, rdma", o.Protocol)
-	case o.Protocol == "tcp" && o.Devices != "":
-		return fmt.Errorf("mooncake: Devices is %q, allowed: none with tcp", o.Devices)
-	case strings.Contains(o.Master, "://"):
-		return nil
+	if err := checkDevices(o.Protocol, o.Devices); err != nil || strings.Contains(o.Master, "://") {
+		return err
 	}
 	if host, port, err := net.SplitHostPort(o.Master); err != nil || host == "" || port == "" {
 		return fmt.Errorf("mooncake: Master is %q, allowed: host:port, or etcd://host:port;host:port", o.Master)
+	}
+	return nil
+}
+
+func checkDevices(protocol, devices string) error {
+	switch {
+	case protocol != "tcp" && protocol != "rdma":
+		return fmt.Errorf("mooncake: Protocol is %q, allowed: tcp, rdma", protocol)
+	case protocol == "tcp" && devices != "":
+		return fmt.Errorf("mooncake: Devices is %q, allowed: none with tcp", devices)
+	case len(devices) > MaxText || !textual.MatchString(devices):
+		return fmt.Errorf("mooncake: Devices has %d bytes, allowed: at most %d, printable, no blanks", len(devices),
+			MaxText)
 	}
 	return nil
 }

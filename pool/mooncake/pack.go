@@ -41,16 +41,16 @@ func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 			p.taken++
 			continue
 		}
-		at := place{key: s.name(&it.Key), area: areaArena, header: header, length: int64(len(it.Data))}
+		at := place{Key: s.name(&it.Key), Header: header, Area: areaArena, Length: int64(len(it.Data))}
 		var inside bool
-		if at.offset, inside = s.o.Arena.offset(it.Data); !inside {
-			at.area, at.offset = areaBounce, data
+		if at.Offset, inside = s.o.Arena.offset(it.Data); !inside {
+			at.Area, at.Offset = areaBounce, data
 		}
-		if seen[at.key] || len(p.items) == maxKeys {
+		if seen[at.Key] || len(p.items) == maxKeys {
 			return p
 		}
-		if !inside && at.length > end-data {
-			if at.length <= s.o.share()-dataAt {
+		if !inside && at.Length > end-data {
+			if at.Length <= s.o.share()-dataAt {
 				return p
 			}
 			it.Status = status
@@ -59,10 +59,10 @@ func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 			continue
 		}
 		if !inside {
-			data += (at.length + valueAlign - 1) &^ (valueAlign - 1)
+			data += (at.Length + valueAlign - 1) &^ (valueAlign - 1)
 		}
 		it.Status = status
-		seen[at.key] = true
+		seen[at.Key] = true
 		header += pool.ValueHeader
 		p.taken, p.arena = p.taken+1, p.arena || inside
 		p.items, p.places = append(p.items, it), append(p.places, at)
@@ -70,34 +70,55 @@ func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 	return p
 }
 
-func (s *Store) header(at *place) []byte { return s.bounce.Base[at.header:][:pool.ValueHeader] }
+func (s *Store) header(at *place) []byte { return s.bounce.Base[at.Header:][:pool.ValueHeader] }
 
 // copied returns the bounce memory of a value, or nil if the value is in the arena.
 func (s *Store) copied(at *place) []byte {
-	if at.area == areaArena {
-		s.count[countInPlace].Add(uint64(at.length))
+	if at.Area == areaArena {
+		s.count[countInPlace].Add(uint64(at.Length))
 		return nil
 	}
-	s.count[countCopied].Add(uint64(at.length))
-	return s.bounce.Base[at.offset:][:at.length]
+	s.count[countCopied].Add(uint64(at.Length))
+	return s.bounce.Base[at.Offset:][:at.Length]
 }
 
-// batch runs the requests of a put or a get. It calls do for the first items with a share of the
-// bounce memory, which do must free; do returns how many items it covered.
-func (s *Store) batch(
-	ctx context.Context, items []pool.Item,
-	do func(h *helper, items []pool.Item, share int) (taken int, err error),
+// transfer puts or gets items, as many in each request as its share of the bounce memory has room
+// for. It sets each item to status, and calls settle with the code of each one that was sent, while
+// the share is still the request's.
+func (s *Store) transfer(
+	ctx context.Context, op operation, items []pool.Item, status pool.Status,
+	settle func(h *helper, it *pool.Item, at *place, code int64),
 ) error {
 	for len(items) > 0 {
 		h, share, err := s.enter(ctx, s.values)
 		if err != nil {
 			return err
 		}
-		n, err := do(h, items, share)
+		free := func() { s.values <- share }
+		p := s.pack(items, share, status)
+		items = items[p.taken:]
+		if len(p.items) == 0 {
+			free()
+			continue
+		}
+		for i, it := range p.items {
+			if at := &p.places[i]; op == opPut {
+				pool.AppendValueHeader(s.header(at)[:0], &it.Key, it.Data)
+				copy(s.copied(at), it.Data)
+			}
+		}
+		codes, err := s.call(ctx, h, len(p.items), p.arena, &request{
+			frame: func(id uint64) any { return &transferRequest{id, op, p.places} },
+			free:  free,
+			tally: func(codes []int64) { s.tally(h, op, p.places, codes) },
+		})
 		if err != nil {
 			return err
 		}
-		items = items[n:]
+		for i, code := range codes {
+			settle(h, p.items[i], &p.places[i], code)
+		}
+		free()
 	}
 	return ctx.Err()
 }
@@ -160,8 +181,14 @@ func (t *transfers) record(op operation, codes []int64, now time.Time) bool {
 	return true
 }
 
-// tallyTransfers records an answer, and has the helper replaced if all its transfers fail.
-func (s *Store) tallyTransfers(h *helper, op operation, codes []int64) {
+// tally counts the stored values, which have code 0, and has the helper replaced if all its
+// transfers fail.
+func (s *Store) tally(h *helper, op operation, places []place, codes []int64) {
+	for i, code := range codes {
+		if op == opPut && code == 0 && i < len(places) {
+			s.stock.Add(1, pool.ValueHeader+places[i].Length)
+		}
+	}
 	if s.transfers.record(op, codes, time.Now()) {
 		select {
 		case h.replace <- struct{}{}:

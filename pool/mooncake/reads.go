@@ -1,20 +1,15 @@
 package mooncake
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"sync"
 	"time"
 
-	"github.com/vmihailenco/msgpack/v5"
-
-	"github.com/kvagent/kvagent/backoff"
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // readsMemory is what a helper of Reads may use besides the arena, bytes.
@@ -29,48 +24,35 @@ type ReadsOptions struct {
 	Devices  string // rdma: names of devices, separated by commas; default: the engine's choice
 	Host     string // name or address by which other nodes reach this one
 	Arena    Memory // that other nodes may read, and that their memory is read into
-	// Concurrency is how many reads the helper works on at once, 1 to MaxConcurrency; default 8.
-	Concurrency int
-	Python      string   // interpreter of the helper; default "python3"
-	Env         []string // of the helper, in addition to this process's: NAME=VALUE
-	// SetupWithin bounds the start of a helper, 1 s to 5 min; default 60 s: with RDMA all of the
-	// arena is pinned.
-	SetupWithin time.Duration
-	// Within bounds one read, 100 ms to 10 min; default 4 s. After it the helper is killed.
-	Within time.Duration
+
+	Concurrency int           // reads that the helper works on at once; default 8
+	Python      string        // interpreter of the helper; default "python3"
+	Env         []string      // of the helper, in addition to this process's: NAME=VALUE
+	SetupWithin time.Duration // bounds the start of a helper; default 60 s: with RDMA all of the arena is pinned
+	Within      time.Duration // bounds one read, after which the helper is killed; default 4 s
+
 	// OnState is called when a helper is ready (reason is nil), and when there is none any more, or
 	// another reason why there is none. It must not call the Reads. May be nil.
 	OnState func(reason error)
 }
 
 func (o *ReadsOptions) complete() error {
-	remote.Default(&o.Protocol, "tcp")
-	remote.Default(&o.Concurrency, 8)
-	remote.Default(&o.Python, "python3")
-	remote.Default(&o.SetupWithin, time.Minute)
-	remote.Default(&o.Within, 4*time.Second)
+	o.Protocol = cmp.Or(o.Protocol, "tcp")
+	o.Concurrency = cmp.Or(o.Concurrency, 8)
+	o.Python = cmp.Or(o.Python, "python3")
+	o.SetupWithin = cmp.Or(o.SetupWithin, time.Minute)
+	o.Within = cmp.Or(o.Within, 4*time.Second)
 	if o.OnState == nil {
 		o.OnState = func(error) {}
 	}
 	switch {
-	case o.Protocol != "tcp" && o.Protocol != "rdma":
-		return fmt.Errorf("mooncake: Protocol is %q, allowed: tcp, rdma", o.Protocol)
-	case o.Protocol == "tcp" && o.Devices != "":
-		return fmt.Errorf("mooncake: Devices is %q, allowed: none with tcp", o.Devices)
-	case len(o.Devices) > MaxText || !textual.MatchString(o.Devices):
-		return fmt.Errorf("mooncake: Devices has %d bytes, allowed: at most %d, printable, no blanks", len(o.Devices),
-			MaxText)
 	case o.Host == "" || len(o.Host) > pool.MaxTarget-len(":65535") || !textual.MatchString(o.Host):
 		return fmt.Errorf("mooncake: Host has %d bytes, allowed: 1 to %d, printable, no blanks", len(o.Host),
 			pool.MaxTarget-len(":65535"))
 	case len(o.Arena.Base) == 0:
 		return errors.New("mooncake: Arena must be given")
 	}
-	return errors.Join(
-		remote.Between("mooncake", "Concurrency", o.Concurrency, 1, MaxConcurrency),
-		remote.Between("mooncake", "SetupWithin", o.SetupWithin, time.Second, 5*time.Minute),
-		remote.Between("mooncake", "Within", o.Within, 100*time.Millisecond, 10*time.Minute),
-	)
+	return checkDevices(o.Protocol, o.Devices)
 }
 
 // Reads reads memory of other nodes into the arena by Mooncake's transfer engine, and lets theirs
@@ -86,6 +68,8 @@ type Reads struct {
 	cancel context.CancelFunc
 	owned  sync.WaitGroup // supervise
 
+	told string // to OnState last, why there is no helper; of supervise alone
+
 	mu      sync.Mutex
 	helper  *helper // nil: there is none
 	exposed pool.Exposed
@@ -100,7 +84,7 @@ func OpenReads(o ReadsOptions) (*Reads, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &Reads{o: o, places: numbers(o.Concurrency), cancel: cancel, why: errors.New("starting")}
-	r.owned.Go(func() { r.supervise(ctx) })
+	r.owned.Go(func() { supervise(ctx, o.SetupWithin, r.runHelper, r.ended) })
 	return r, nil
 }
 
@@ -133,7 +117,7 @@ func (r *Reads) Read(target string, pulls []pool.Pull) error {
 	if h == nil {
 		return fmt.Errorf("mooncake: %w: %w", ErrNotConnected, why)
 	}
-	q := &request{encode: func(id uint64) []byte { return encodePulls(id, target, pulls) }, free: func() {}}
+	q := &request{frame: func(id uint64) any { return pullsFrame(id, target, pulls) }, free: func() {}}
 	if !h.submit(q) {
 		return fmt.Errorf("mooncake: %w", errDied)
 	}
@@ -150,65 +134,49 @@ func (r *Reads) Read(target string, pulls []pool.Pull) error {
 	return err
 }
 
-// supervise keeps a helper running until ctx ends. The kernel kills a helper when the thread that
-// started it ends, so this goroutine stays on its thread.
-func (r *Reads) supervise(ctx context.Context) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	again := backoff.Backoff{First: firstRetry, Last: lastRetry}
-	var told string
-	for ctx.Err() == nil {
-		ready, err := r.runHelper(ctx)
-		if ready {
-			again.Reset()
-			told = ""
-		}
-		r.mu.Lock()
-		r.helper, r.exposed, r.why = nil, pool.Exposed{}, err
-		r.mu.Unlock()
-		if ctx.Err() == nil && err.Error() != told {
-			told = err.Error()
-			r.o.OnState(err)
-		}
-		_ = again.Wait(ctx) // the loop asks ctx
+// ended notes that there is no helper, and tells why if that is another reason than before.
+func (r *Reads) ended(ctx context.Context, why error) {
+	r.mu.Lock()
+	r.helper, r.exposed, r.why = nil, pool.Exposed{}, why
+	r.mu.Unlock()
+	if ctx.Err() == nil && why.Error() != r.told {
+		r.told = why.Error()
+		r.o.OnState(why)
 	}
 }
 
-// runHelper runs one helper from its start until it is reaped. It returns whether it was ever
-// ready, and why it ended.
-func (r *Reads) runHelper(ctx context.Context) (ready bool, err error) {
+// runHelper runs one helper from its start until it is reaped, and returns why it ended.
+func (r *Reads) runHelper(ctx context.Context) error {
 	h, err := startHelper(r.o.Python, readsModule, r.o.environment(), r.o.Concurrency, readsMemory)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer h.end()
 	stop := context.AfterFunc(ctx, h.kill)
-	b, err := h.greet(encodeReadsHello(&r.o), []int{r.o.Arena.FD}, r.o.SetupWithin)
+	b, err := h.greet(r.o.hello(), []int{r.o.Arena.FD}, r.o.SetupWithin)
 	if !stop() || err != nil {
 		h.kill()
 		<-h.reaped // its output is complete then
-		return false, errors.Join(err, errors.New(h.stderr.last()), ctx.Err())
+		return errors.Join(err, errors.New(h.stderr.last()), ctx.Err())
 	}
 	w, err := decodeReadsWelcome(b)
-	if err == nil && w.reason != "" {
-		err = fmt.Errorf("helper: %s", w.reason)
-	}
 	if err != nil {
-		return false, err
+		return err
 	}
 	h.work(r.o.Within)
 	r.mu.Lock()
 	r.helper, r.why = h, nil
-	r.exposed = pool.Exposed{Protocol: r.o.Protocol, Target: w.target, Address: uint64(w.base)}
+	r.exposed = pool.Exposed{Protocol: r.o.Protocol, Target: w.Target, Address: uint64(w.Base)}
 	r.mu.Unlock()
+	r.told = ""
 	r.o.OnState(nil)
 	select {
 	case <-h.reaped:
-		return true, h.why()
+		return h.why()
 	case <-ctx.Done():
 		h.kill()
 		<-h.reaped
-		return true, ctx.Err()
+		return ctx.Err()
 	}
 }
 
@@ -222,62 +190,52 @@ func (o *ReadsOptions) environment() []string {
 // maxPulls bounds the pieces of one read.
 const maxPulls = 128
 
-func encodeReadsHello(o *ReadsOptions) []byte {
-	a := newArray(6)
-	a.ints(wireVersion)
-	a.text(o.Host)
-	a.text(o.Protocol)
-	a.text(o.Devices)
-	a.ints(int64(o.Concurrency), int64(len(o.Arena.Base)))
-	return a.frame()
+type (
+	readsHello struct {
+		Version                 int
+		Host, Protocol, Devices string
+		Concurrency             int
+		Arena                   int64 // bytes
+	}
+
+	// readsWelcome is the helper's first frame: how others reach its memory, or why they cannot.
+	readsWelcome struct {
+		Version        int
+		Reason, Target string
+		Base           int64
+	}
+
+	pullsRequest struct {
+		ID     uint64
+		Target string
+		Pulls  []pull
+	}
+	pull struct {
+		Offset  int64
+		Address uint64
+		Length  int64
+	}
+)
+
+func (o *ReadsOptions) hello() *readsHello {
+	return &readsHello{wireVersion, o.Host, o.Protocol, o.Devices, o.Concurrency, int64(len(o.Arena.Base))}
 }
 
-// readsWelcome is the helper's first frame: how others reach its memory, or why they cannot.
-type readsWelcome struct {
-	reason, target string
-	base           int64
+func decodeReadsWelcome(b []byte) (readsWelcome, error) {
+	w, err := decode[readsWelcome](b)
+	if err == nil {
+		err = checkWelcome(w.Version, w.Reason)
+	}
+	if err == nil && (len(w.Target) > pool.MaxTarget || w.Base < 0) {
+		err = errFrame
+	}
+	return w, err
 }
 
-func (w *readsWelcome) encode() []byte {
-	a := newArray(4)
-	a.ints(wireVersion)
-	a.text(w.reason)
-	a.text(w.target)
-	a.ints(w.base)
-	return a.frame()[4:]
-}
-
-func decodeReadsWelcome(b []byte) (w readsWelcome, err error) {
-	d := msgpack.NewDecoder(bytes.NewReader(b))
-	n, err := d.DecodeArrayLen()
-	if err != nil || n != 4 {
-		return w, errFrame
+func pullsFrame(id uint64, target string, pulls []pool.Pull) *pullsRequest {
+	q := &pullsRequest{id, target, make([]pull, len(pulls))}
+	for i, p := range pulls {
+		q.Pulls[i] = pull{p.Offset, p.Address, p.Length}
 	}
-	version, err := d.DecodeInt64()
-	if err != nil || version != wireVersion {
-		return w, fmt.Errorf("%w: version %d, must be %d (the Python package is of another release)",
-			errFrame, version, wireVersion)
-	}
-	if w.reason, err = d.DecodeString(); err == nil {
-		if w.target, err = d.DecodeString(); err == nil {
-			w.base, err = d.DecodeInt64()
-		}
-	}
-	if err != nil || len(w.reason) > maxReason || len(w.target) > pool.MaxTarget || w.base < 0 ||
-		!bytes.Equal(w.encode(), b) {
-		return readsWelcome{}, errFrame
-	}
-	return w, nil
-}
-
-func encodePulls(id uint64, target string, pulls []pool.Pull) []byte {
-	a := newArray(3)
-	a.ints(int64(id))
-	a.text(target)
-	a.list(len(pulls))
-	for _, p := range pulls {
-		a.list(3)
-		a.ints(p.Offset, int64(p.Address), p.Length)
-	}
-	return a.frame()
+	return q
 }

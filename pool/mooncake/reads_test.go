@@ -189,15 +189,12 @@ func TestReadsOptions(t *testing.T) {
 		change func(*ReadsOptions)
 		want   string
 	}{
-		"protocol":    {func(o *ReadsOptions) { o.Protocol = "smoke" }, "Protocol"},
-		"devices":     {func(o *ReadsOptions) { o.Devices = "a" }, "Devices"},
-		"blank":       {func(o *ReadsOptions) { o.Protocol, o.Devices = "rdma", "a b" }, "Devices"},
-		"no host":     {func(o *ReadsOptions) { o.Host = "" }, "Host"},
-		"host":        {func(o *ReadsOptions) { o.Host = strings.Repeat("h", pool.MaxTarget) }, "Host"},
-		"arena":       {func(o *ReadsOptions) { o.Arena = Memory{} }, "Arena"},
-		"concurrency": {func(o *ReadsOptions) { o.Concurrency = 65 }, "Concurrency"},
-		"setup":       {func(o *ReadsOptions) { o.SetupWithin = time.Millisecond }, "SetupWithin"},
-		"within":      {func(o *ReadsOptions) { o.Within = time.Hour }, "Within"},
+		"protocol": {func(o *ReadsOptions) { o.Protocol = "smoke" }, "Protocol"},
+		"devices":  {func(o *ReadsOptions) { o.Devices = "a" }, "Devices"},
+		"blank":    {func(o *ReadsOptions) { o.Protocol, o.Devices = "rdma", "a b" }, "Devices"},
+		"no host":  {func(o *ReadsOptions) { o.Host = "" }, "Host"},
+		"host":     {func(o *ReadsOptions) { o.Host = strings.Repeat("h", pool.MaxTarget) }, "Host"},
+		"arena":    {func(o *ReadsOptions) { o.Arena = Memory{} }, "Arena"},
 	} {
 		o := ok
 		c.change(&o)

@@ -11,7 +11,7 @@ import (
 // request is one frame to a helper and the answer to it. The last one to need its place frees it:
 // the caller that got the answer or, after the caller left, the helper's reader or end.
 type request struct {
-	encode  func(id uint64) []byte
+	frame   func(id uint64) any
 	free    func()              // frees the place
 	tally   func(codes []int64) // counts what the answer changed in the store, also after the caller left; may be nil
 	answer  chan []int64        // cap 1; closed without an answer if the helper ended
@@ -69,7 +69,7 @@ func (h *helper) write() {
 		if !h.sending(r) {
 			continue
 		}
-		if _, err := h.conn.Write(r.encode(r.id)); err != nil {
+		if _, err := h.conn.Write(encode(r.frame(r.id))); err != nil {
 			h.killFor(err)
 		}
 	}
@@ -116,15 +116,15 @@ func (h *helper) read() {
 func (h *helper) deliver(a reply) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	r := h.mu.pending[a.id]
+	r := h.mu.pending[a.ID]
 	if r == nil || !r.sent {
 		return false
 	}
-	delete(h.mu.pending, a.id)
+	delete(h.mu.pending, a.ID)
 	if r.tally != nil {
-		r.tally(a.codes)
+		r.tally(a.Codes)
 	}
-	r.settle(a.codes)
+	r.settle(a.Codes)
 	return true
 }
 

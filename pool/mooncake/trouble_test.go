@@ -132,12 +132,12 @@ func TestForeignValue(t *testing.T) {
 		t.Fatal(err)
 	}
 	free := func() { s.values <- share }
-	at := place{key: s.name(&real.Key), header: int64(share) * s.o.share(), offset: int64(share)*s.o.share() + dataAt,
-		length: 1000}
+	at := place{Key: s.name(&real.Key), Header: int64(share) * s.o.share(), Offset: int64(share)*s.o.share() + dataAt,
+		Length: 1000}
 	pool.AppendValueHeader(s.header(&at)[:0], &other.Key, other.Data)
 	copy(s.copied(&at), other.Data)
 	codes, err := s.call(t.Context(), h, 1, false,
-		&request{encode: func(id uint64) []byte { return encodeValues(id, opPut, []place{at}) }, free: free})
+		&request{frame: func(id uint64) any { return &transferRequest{id, opPut, []place{at}} }, free: free})
 	if free(); err != nil || codes[0] != 0 {
 		t.Fatalf("put: %v %v", codes, err)
 	}
@@ -437,9 +437,7 @@ func TestWhatIsMissing(t *testing.T) {
 func TestOptions(t *testing.T) {
 	for field, o := range map[string]Options{
 		"Master": {}, "Protocol": {Master: "h:1", Protocol: "smoke"}, "Devices": {Master: "h:1", Devices: "mlx5_0"},
-		"Segment": {Master: "h:1", Segment: -1}, "Replicas": {Master: "h:1", Replicas: 17},
-		"Bounce": {Master: "h:1", Bounce: 5},
-		"Host":   {Master: "h:1", Host: "a b"},
+		"Bounce": {Master: "h:1", Bounce: 5}, "Host": {Master: "h:1", Host: "a b"},
 	} {
 		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), field) ||
 			!strings.Contains(err.Error(), "allowed") {

@@ -35,7 +35,7 @@ func helloOf(t *testing.T, o Options) []byte {
 	if err := o.complete(); err != nil {
 		t.Fatal(err)
 	}
-	return encodeHello(&o, "node-1")
+	return encode(o.hello("node-1"))
 }
 
 func makeVectors(t *testing.T) (v vectors) {
@@ -45,17 +45,8 @@ func makeVectors(t *testing.T) (v vectors) {
 		Bounce: 128 << 20, Concurrency: 64,
 		Arena: Memory{Base: make([]byte, 1<<16)},
 	}
-	welcomed := func(reason, name string) []byte {
-		a := newArray(3)
-		a.ints(wireVersion)
-		a.text(reason)
-		a.text(name)
-		return a.frame()
-	}
-	replied := func(id uint64, codes ...int64) []byte {
-		r := reply{id, codes}
-		return append(make([]byte, 4), r.encode()...)
-	}
+	welcomed := func(reason, name string) []byte { return encode(&welcome{wireVersion, reason, name}) }
+	replied := func(id uint64, codes ...int64) []byte { return encode(&reply{id, codes}) }
 	for _, f := range []struct {
 		name, from string
 		frame      []byte
@@ -67,14 +58,14 @@ func makeVectors(t *testing.T) (v vectors) {
 		{"hello_all", "agent", helloOf(t, all), []any{wireVersion, []any{
 			"node-1", "http://m:8080/metadata", 64 << 30, 32 << 20, "rdma", "mlx5_0,mlx5_1", "etcd://a:1;b:2", 2, 64,
 		}, 128 << 20, 1 << 16}},
-		{"put", "agent", encodeValues(1, opPut,
-			[]place{{key: "kvagent:a", area: areaBounce, header: 0, offset: 4096, length: 0}}),
+		{"put", "agent", encode(&transferRequest{1, opPut, []place{{Key: "kvagent:a", Offset: 4096}}}),
 			[]any{1, 1, []any{[]any{"kvagent:a", 0, 0, 4096, 0}}}},
-		{"get", "agent", encodeValues(300, opGet,
-			[]place{{"k", areaArena, 32, 1 << 20, 10}, {"l", areaBounce, 64, 1 << 33, 1 << 32}}),
+		{"get", "agent", encode(&transferRequest{300, opGet,
+			[]place{{"k", 32, areaArena, 1 << 20, 10}, {"l", 64, areaBounce, 1 << 33, 1 << 32}}}),
 			[]any{300, 2, []any{[]any{"k", 32, 1, 1 << 20, 10}, []any{"l", 64, 0, 1 << 33, 1 << 32}}}},
-		{"exists", "agent", encodeKeys(70000, opExists, []string{"a", "b"}), []any{70000, 3, []any{"a", "b"}}},
-		{"delete", "agent", encodeKeys(1<<40, opDelete, []string{"a"}), []any{1 << 40, 4, []any{"a"}}},
+		{"exists", "agent", encode(&keysRequest{70000, opExists, []string{"a", "b"}}),
+			[]any{70000, 3, []any{"a", "b"}}},
+		{"delete", "agent", encode(&keysRequest{1 << 40, opDelete, []string{"a"}}), []any{1 << 40, 4, []any{"a"}}},
 		{"welcome", "helper", welcomed("", "node-1:14000"), []any{wireVersion, "", "node-1:14000"}},
 		{"refusal", "helper", welcomed("OSError: no master", ""), []any{wireVersion, "OSError: no master", ""}},
 		{"reply", "helper", replied(300, 10, codeNotFound, 1<<33), []any{300, []any{10, codeNotFound, 1 << 33}}},
@@ -122,12 +113,12 @@ func TestVectors(t *testing.T) {
 		case f.From == "agent":
 		case f.Name == "welcome" || f.Name == "refusal":
 			value := f.Value.([]any)
-			if w, err := decodeWelcome(b); err != nil || w.reason != value[1] || w.name != value[2] {
+			if w, err := decode[welcome](b); err != nil || w.Reason != value[1] || w.Name != value[2] {
 				t.Errorf("%s: %+v, %v", f.Name, w, err)
 			}
 		default:
-			if r, err := decodeReply(b); err != nil || !bytes.Equal(r.encode(), b) ||
-				len(r.codes) != len(f.Value.([]any)[1].([]any)) {
+			if r, err := decodeReply(b); err != nil || !bytes.Equal(encode(&r)[4:], b) ||
+				len(r.Codes) != len(f.Value.([]any)[1].([]any)) {
 				t.Errorf("%s: %+v, %v", f.Name, r, err)
 			}
 		}
@@ -137,7 +128,7 @@ func TestVectors(t *testing.T) {
 		if r, err := decodeReply(b); f.From == "helper" && err == nil {
 			t.Errorf("%s is a reply: %+v", f.Name, r)
 		}
-		if w, err := decodeWelcome(b); err == nil {
+		if w, err := decode[welcome](b); err == nil && checkWelcome(w.Version, "") == nil {
 			t.Errorf("%s is a welcome: %+v", f.Name, w)
 		}
 	}

@@ -34,80 +34,75 @@ const (
 	areaArena  = 1
 )
 
-// place is where a value is: its header in the bounce memory, its data in an area.
-type place struct {
-	key                    string
-	area                   int64
-	header, offset, length int64 // bytes
-}
-
-// array encodes a frame: its length and one msgpack array, everything in its shortest form.
-type array struct {
-	out bytes.Buffer
-	enc *msgpack.Encoder
-}
-
-func newArray(n int) *array {
-	a := &array{}
-	a.out.Write(make([]byte, 4))
-	a.enc = msgpack.NewEncoder(&a.out)
-	a.list(n)
-	return a
-}
-
-// Writes to memory do not fail.
-func (a *array) list(n int)    { _ = a.enc.EncodeArrayLen(n) }
-func (a *array) text(s string) { _ = a.enc.EncodeString(s) }
-func (a *array) ints(all ...int64) {
-	for _, v := range all {
-		_ = a.enc.EncodeInt(v)
+// A frame is its length and one of the following as a msgpack array of its fields, everything in
+// its shortest form.
+type (
+	hello struct {
+		Version       int
+		Settings      clientSettings
+		Bounce, Arena int64 // bytes
 	}
-}
+	clientSettings struct {
+		Host, Metadata            string
+		Segment, LocalBuffer      int64 // bytes
+		Protocol, Devices, Master string
+		Replicas, Concurrency     int
+	}
 
-func (a *array) frame() []byte {
-	b := a.out.Bytes()
+	// welcome is a helper's first frame: it has connected, or why not.
+	welcome struct {
+		Version      int
+		Reason, Name string
+	}
+
+	// transferRequest is a put or a get, keysRequest a question or a delete.
+	transferRequest struct {
+		ID     uint64
+		Op     operation
+		Places []place
+	}
+	keysRequest struct {
+		ID   uint64
+		Op   operation
+		Keys []string
+	}
+
+	// place is where a value is: its header in the bounce memory, its data in an area.
+	place struct {
+		Key                          string
+		Header, Area, Offset, Length int64 // but for the area: bytes
+	}
+
+	// reply is the answer to a request: a code for each key.
+	reply struct {
+		ID    uint64
+		Codes []int64
+	}
+)
+
+// encode returns a frame.
+func encode(frame any) []byte {
+	var out bytes.Buffer
+	out.Write(make([]byte, 4))
+	enc := msgpack.NewEncoder(&out)
+	enc.UseArrayEncodedStructs(true)
+	enc.UseCompactInts(true)
+	if err := enc.Encode(frame); err != nil {
+		panic(err) // these types can be encoded, and writes to memory do not fail
+	}
+	b := out.Bytes()
 	binary.BigEndian.PutUint32(b, uint32(len(b)-4))
 	return b
 }
 
-// encodeHello encodes the first frame.
-func encodeHello(o *Options, host string) []byte {
-	a := newArray(4)
-	a.ints(wireVersion)
-	a.list(9)
-	a.text(host)
-	a.text(o.Metadata)
-	a.ints(o.Segment, o.LocalBuffer)
-	a.text(o.Protocol)
-	a.text(o.Devices)
-	a.text(o.Master)
-	a.ints(int64(o.Replicas), int64(o.Concurrency), o.Bounce, int64(len(o.Arena.Base)))
-	return a.frame()
-}
+var errFrame = errors.New("mooncake: invalid frame from the helper")
 
-// encodeValues encodes a put or a get.
-func encodeValues(id uint64, op operation, places []place) []byte {
-	a := newArray(3)
-	a.ints(int64(id), int64(op))
-	a.list(len(places))
-	for i := range places {
-		p := &places[i]
-		a.list(5)
-		a.text(p.key)
-		a.ints(p.header, p.area, p.offset, p.length)
+// decode decodes a frame without its length.
+func decode[T any](b []byte) (frame T, err error) {
+	if msgpack.Unmarshal(b, &frame) != nil || !bytes.Equal(encode(&frame)[4:], b) {
+		return *new(T), errFrame
 	}
-	return a.frame()
-}
-
-// encodeKeys encodes a question or a delete.
-func encodeKeys(id uint64, op operation, keys []string) []byte {
-	a := newArray(3)
-	a.ints(int64(id), int64(op))
-	a.list(len(keys))
-	for _, k := range keys {
-		a.text(k)
-	}
-	return a.frame()
+	return frame, nil
 }
 
 // readFrame reads the msgpack of the next frame.
@@ -125,72 +120,22 @@ func readFrame(r io.Reader) ([]byte, error) {
 	return b, err
 }
 
-var errFrame = errors.New("mooncake: invalid frame from the helper")
-
-// welcome is a helper's first frame: it has connected, or why not.
-type welcome struct{ reason, name string }
-
-func decodeWelcome(b []byte) (w welcome, err error) {
-	d := msgpack.NewDecoder(bytes.NewReader(b))
-	n, err := d.DecodeArrayLen()
-	if err != nil || n != 3 {
-		return w, errFrame
-	}
-	version, err := d.DecodeInt64()
-	if err != nil || version != wireVersion {
-		return w, fmt.Errorf("%w: version %d, must be %d (the Python package is of another release)",
+// checkWelcome returns why a helper cannot be used, by its first frame.
+func checkWelcome(version int, reason string) error {
+	switch {
+	case version != wireVersion:
+		return fmt.Errorf("%w: version %d, must be %d (the Python package is of another release)",
 			errFrame, version, wireVersion)
+	case reason != "":
+		return fmt.Errorf("helper: %s", reason[:min(len(reason), maxReason)])
 	}
-	w.reason, err = d.DecodeString()
-	if err == nil {
-		w.name, err = d.DecodeString()
-	}
-	a := newArray(3)
-	a.ints(wireVersion)
-	a.text(w.reason)
-	a.text(w.name)
-	if err != nil || len(w.reason) > maxReason || len(w.name) > MaxText || !bytes.Equal(a.frame()[4:], b) {
-		return welcome{}, errFrame
-	}
-	return w, nil
-}
-
-// reply is the answer to a request: a code for each key.
-type reply struct {
-	id    uint64
-	codes []int64
+	return nil
 }
 
 func decodeReply(b []byte) (reply, error) {
-	d := msgpack.NewDecoder(bytes.NewReader(b))
-	n, err := d.DecodeArrayLen()
-	if err != nil || n != 2 {
+	r, err := decode[reply](b)
+	if n := len(r.Codes); err == nil && (n < 1 || n > maxKeys) {
 		return reply{}, errFrame
 	}
-	id, err := d.DecodeInt64()
-	if err != nil {
-		return reply{}, errFrame
-	}
-	if n, err = d.DecodeArrayLen(); err != nil || n < 1 || n > maxKeys {
-		return reply{}, errFrame
-	}
-	r := reply{uint64(id), make([]int64, n)}
-	for i := range r.codes {
-		if r.codes[i], err = d.DecodeInt64(); err != nil {
-			return reply{}, errFrame
-		}
-	}
-	if id < 0 || !bytes.Equal(r.encode(), b) {
-		return reply{}, errFrame
-	}
-	return r, nil
-}
-
-// encode encodes a reply as a helper does.
-func (r *reply) encode() []byte {
-	a := newArray(2)
-	a.ints(int64(r.id))
-	a.list(len(r.codes))
-	a.ints(r.codes...)
-	return a.frame()[4:]
+	return r, err
 }

@@ -179,7 +179,6 @@ func believe(t *testing.T, kind, honest int, lie []byte) {
 	s.shards = kind/3%2 == 1
 	o := Options{
 		Mode: mode, Addresses: []string{s.addr}, DialTimeout: time.Second, Silence: 100 * time.Millisecond,
-		ChunkBytes: MinChunkBytes,
 	}
 	if mode == Sentinel {
 		o.MasterName = "m"
@@ -190,7 +189,7 @@ func believe(t *testing.T, kind, honest int, lie []byte) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	items, all := pooltest.Blocks(0, 3, MinChunkBytes+1), make([]pool.Status, 3)
+	items, all := pooltest.Blocks(0, 3, 64<<10), make([]pool.Status, 3)
 	keys := []pool.Key{items[0].Key, items[1].Key, items[2].Key}
 	pooltest.Until(t, "the server has lied", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -215,7 +214,7 @@ func believe(t *testing.T, kind, honest int, lie []byte) {
 	if took := servertest.Allocated() - before; took > servertest.MaxAllocated {
 		t.Errorf("wrong answer %.60q after %d answers: %d bytes were allocated", lie, honest, took)
 	}
-	items = pooltest.Blocks(10, 3, MinChunkBytes+1) // the server may have said of others that it stored them
+	items = pooltest.Blocks(10, 3, 64<<10) // the server may have said of others that it stored them
 	pooltest.Until(t, "the store serves again", func() bool {
 		return store.Put(t.Context(), items) == nil && store.Get(t.Context(), pooltest.Empty(items)) == nil &&
 			store.State() == remote.OK

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/redis/rueidis"
@@ -29,7 +28,7 @@ func allowed(words *[maxWords]word) allowance {
 	case "GETRANGE":
 		from, _ := integer(words[2].text())
 		to, _ := integer(words[3].text())
-		return allowance{bytes: min(max(to-from+1, 0), MaxChunkBytes+headBytes) + slack}
+		return allowance{bytes: min(max(to-from, 0), maxValue+pool.ValueHeader) + 1 + slack}
 	case "INFO":
 		return allowance{bytes: 128 << 10}
 	case "HELLO":
@@ -180,7 +179,7 @@ func (s *Store) listNode(
 	}
 }
 
-// listNames asks for the lengths of values. It skips chunks and foreign keys.
+// listNames asks for the lengths of values. It skips foreign keys.
 func (s *Store) listNames(
 	ctx context.Context, names []string, found func(k pool.Key, bytes int64) bool,
 ) (more bool, err error) {
@@ -190,7 +189,7 @@ func (s *Store) listNames(
 		k, err := pool.ParseKey(strings.TrimPrefix(name, s.o.Prefix))
 		if err == nil {
 			keys = append(keys, k)
-			commands = append(commands, []string{"GETRANGE", name, "0", strconv.Itoa(headBytes - 1)})
+			commands = append(commands, readTo(name, pool.ValueHeader-1))
 		}
 	}
 	results, err := s.do(ctx, commands)
@@ -199,7 +198,7 @@ func (s *Store) listNames(
 	}
 	for i := range keys {
 		head, err := results[i].ToString()
-		if err != nil || len(head) != headBytes {
+		if err != nil || len(head) != pool.ValueHeader {
 			continue // it was deleted meanwhile
 		}
 		if !found(keys[i], int64(binary.LittleEndian.Uint32([]byte(head[8:12])))) {

@@ -31,8 +31,8 @@ func TestCluster(t *testing.T) {
 		nodes, addrs = append(nodes, n), append(addrs, n.Addr)
 	}
 	cli(t, append(append([]string{"--cluster", "create"}, addrs...), "--cluster-yes")...)
-	s := openOn(t, Options{Addresses: addrs, Mode: Cluster, ChunkBytes: MinChunkBytes})
-	items := append(pooltest.Blocks(0, 60, 1000), pooltest.Block(60, 5*MinChunkBytes))
+	s := openOn(t, Options{Addresses: addrs, Mode: Cluster})
+	items := append(pooltest.Blocks(0, 60, 1000), pooltest.Block(60, 320<<10))
 	pooltest.Until(t, "all nodes serve", func() bool {
 		if s.Put(t.Context(), items) != nil {
 			return false
@@ -45,9 +45,8 @@ func TestCluster(t *testing.T) {
 		return true
 	})
 	pooltest.Want(t, s, pool.OK, items...)
-	// chunks of puts that failed until the nodes knew each other are there still
-	if u := (fresh{s}).Usage(); u.Items < 60+5 {
-		t.Errorf("usage %+v, want 65 keys or more", u)
+	if u := (fresh{s}).Usage(); u.Items < 61 {
+		t.Errorf("usage %+v, want 61 keys", u)
 	}
 	nodes[1].Kill()
 	there := 0

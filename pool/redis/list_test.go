@@ -8,14 +8,13 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-// TestList expects every block under the prefix to be listed with its length, also one of many
-// chunks, and nothing under another prefix, whatever characters the prefix has.
+// TestList expects every block under the prefix to be listed with its length, and nothing under
+// another prefix, whatever characters the prefix has.
 func TestList(t *testing.T) {
 	server := servertest.Redis(t)
-	s := openOn(t, Options{Addresses: []string{server.Addr}, Prefix: `a*[b]?\:`, ChunkBytes: MinChunkBytes,
-		BatchBytes: 1 << 20})
+	s := openOn(t, Options{Addresses: []string{server.Addr}, Prefix: `a*[b]?\:`})
 	other := openOn(t, Options{Addresses: []string{server.Addr}, Prefix: `axbz\:`})
-	items := append(pooltest.Blocks(0, 2500, 100), pooltest.Block(2500, 5*MinChunkBytes))
+	items := append(pooltest.Blocks(0, 2500, 100), pooltest.Block(2500, 320<<10))
 	pooltest.Put(t, s, pool.OK, items...)
 	pooltest.Put(t, other, pool.OK, pooltest.Block(9999, 100))
 	got := map[pool.Key]int64{}

@@ -1,16 +1,12 @@
 // Package redis keeps blocks in Redis or Valkey: one server, a cluster, or servers named by
 // sentinels. Many agents may share them.
 //
-//	{prefix}{key}              header, nonce, bytes of a chunk, up to ChunkBytes of data
-//	{prefix}{key}#{nonce}#{n}  the n-th chunk of the other data, from 1
-//
-// {key} is pool.Key.Text, the header pool.ValueHeader. A writer first stores the later chunks,
-// under a random nonce, and then the value that names them, if there is none (SET NX): a block
-// becomes visible when it is complete, and the first of two writers wins. Until then the chunks
-// have a time to live, so that those of a writer that died expire.
+// A value is pool.ValueHeader and the bytes under {prefix}{key}, where {key} is pool.Key.Text. It
+// is stored if there is none (SET NX), so the first of two writers wins.
 package redis
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -30,7 +26,6 @@ import (
 
 // Fixed times.
 const (
-	orphanTTL   = time.Hour // of chunks that no value names yet
 	firstRetry  = 100 * time.Millisecond
 	lastRetry   = 10 * time.Second
 	usageEvery  = 10 * time.Second // how old Usage may be
@@ -280,10 +275,7 @@ type Options struct {
 	Prefix     string      // of every key, at most MaxPrefix bytes; default "kvagent:"
 	// TTL is how long after it was written a block expires, MinTTL to MaxTTL; default DefaultTTL. A
 	// use does not prolong it. Markers of resets do not expire.
-	TTL time.Duration
-	// ChunkBytes bounds the bytes of one value at the server, 64 KiB to 512 MiB; default 1 MiB. A
-	// server serves no other client while it reads or writes one.
-	ChunkBytes  int
+	TTL         time.Duration
 	Concurrency int           // concurrent pipelines; default 8
 	BatchBytes  int64         // data of one pipeline; default 16 MiB
 	DialTimeout time.Duration // default 1 s
@@ -296,28 +288,24 @@ type Options struct {
 
 // Limits of options.
 const (
-	MaxPrefix     = 128
-	MinChunkBytes = 64 << 10
-	MaxChunkBytes = 512 << 20 // the largest Redis string
-	MinTTL        = time.Second
-	DefaultTTL    = 7 * 24 * time.Hour
-	MaxTTL        = 10 * 365 * 24 * time.Hour
-	maxAddresses  = 64
+	MaxPrefix    = 128
+	MinTTL       = time.Second
+	DefaultTTL   = 7 * 24 * time.Hour
+	MaxTTL       = 10 * 365 * 24 * time.Hour
+	maxAddresses = 64
 )
 
 func (o *Options) complete() error {
-	remote.Default(&o.Prefix, "kvagent:")
-	remote.Default(&o.TTL, DefaultTTL)
-	remote.Default(&o.ChunkBytes, 1<<20)
-	remote.Default(&o.Concurrency, 8)
-	remote.Default(&o.BatchBytes, 16<<20)
-	remote.Default(&o.DialTimeout, time.Second)
-	remote.Default(&o.Silence, 5*time.Second)
+	o.Prefix = cmp.Or(o.Prefix, "kvagent:")
+	o.TTL = cmp.Or(o.TTL, DefaultTTL)
+	o.Concurrency = cmp.Or(o.Concurrency, 8)
+	o.BatchBytes = cmp.Or(o.BatchBytes, 16<<20)
+	o.DialTimeout = cmp.Or(o.DialTimeout, time.Second)
+	o.Silence = cmp.Or(o.Silence, 5*time.Second)
 	return errors.Join(
 		o.checkAddresses(),
 		remote.Between("redis", "Database", o.Database, 0, 65535),
 		remote.Between("redis", "Prefix", len(o.Prefix), 1, MaxPrefix),
-		remote.Between("redis", "TTL", o.TTL, MinTTL, MaxTTL),
 	)
 }
 

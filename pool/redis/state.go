@@ -17,7 +17,6 @@ const (
 	countErrors         // pipelines without an answer
 	countFull           // blocks refused because of maxmemory
 	countCorrupt        // blocks that did not verify and were deleted
-	countRaces          // blocks of several chunks that another writer had stored meanwhile
 	countFailed         // commands that the server refused for another reason
 	counts
 )
@@ -25,7 +24,7 @@ const (
 // countNames are their names in reports.
 var countNames = [counts]string{
 	countDials: "dials_failed", countErrors: "unanswered", countFull: "full", countCorrupt: "corrupt",
-	countRaces: "races_lost", countFailed: "refused",
+	countFailed: "refused",
 }
 
 var _ pool.Reporter = (*Store)(nil)

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"sync/atomic"
 
 	"github.com/minio/minio-go/v7"
 
@@ -108,70 +107,38 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	})
 }
 
-// get reads an object: its beginning, and then all other ranges, rangesAtOnce concurrently.
+// get reads an object, and no more of it than it should have.
 func (s *Store) get(ctx context.Context, it *pool.Item) error {
-	header := make([]byte, pool.ValueHeader)
-	first := min(len(it.Data), s.o.RangeBytes)
-	if err := s.read(ctx, it, header, 0, first); err != nil {
+	var o minio.GetObjectOptions
+	want := int64(pool.ValueHeader + len(it.Data))
+	if err := o.SetRange(0, want-1); err != nil {
 		return err
 	}
-	if err := s.readRest(ctx, it, first); err != nil {
+	r, info, _, err := s.core.GetObject(ctx, s.o.Bucket, s.name(&it.Key), o)
+	if minio.ToErrorResponse(err).StatusCode == http.StatusRequestedRangeNotSatisfiable {
+		return fmt.Errorf("%w: empty", errDamaged)
+	}
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if info.Size != want {
+		return fmt.Errorf("%w: %d bytes of the first %d", errDamaged, info.Size, want)
+	}
+	header := make([]byte, pool.ValueHeader)
+	if _, err := io.ReadFull(r, header); err != nil {
+		return err
+	}
+	if err := pool.CheckValueHeader(header, &it.Key, len(it.Data)); err != nil {
+		return fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	if _, err := io.ReadFull(r, it.Data); err != nil {
 		return err
 	}
 	if err := pool.CheckValue(header, &it.Key, it.Data); err != nil {
 		return fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	return nil
-}
-
-// rangesAtOnce is how many ranges of one object are read concurrently.
-const rangesAtOnce = 4
-
-func (s *Store) readRest(ctx context.Context, it *pool.Item, from int) error {
-	ranges := (len(it.Data) - from + s.o.RangeBytes - 1) / s.o.RangeBytes
-	errs := make([]error, ranges)
-	var group sync.WaitGroup
-	var next atomic.Int64
-	for range min(ranges, rangesAtOnce) {
-		group.Go(func() {
-			for i := int(next.Add(1)) - 1; i < ranges; i = int(next.Add(1)) - 1 {
-				begin := from + i*s.o.RangeBytes
-				errs[i] = s.read(ctx, it, nil, begin, min(begin+s.o.RangeBytes, len(it.Data)))
-			}
-		})
-	}
-	group.Wait()
-	return errors.Join(errs...)
-}
-
-// read reads bytes from to to-1 of the data, and the header before it if header is not nil.
-func (s *Store) read(ctx context.Context, it *pool.Item, header []byte, from, to int) error {
-	var o minio.GetObjectOptions
-	begin := int64(from + pool.ValueHeader - len(header))
-	if err := o.SetRange(begin, int64(to+pool.ValueHeader-1)); err != nil {
-		return err
-	}
-	r, info, _, err := s.core.GetObject(ctx, s.o.Bucket, s.name(&it.Key), o)
-	if minio.ToErrorResponse(err).StatusCode == http.StatusRequestedRangeNotSatisfiable {
-		return fmt.Errorf("%w: shorter than %d bytes", errDamaged, begin)
-	}
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	if want := int64(to + pool.ValueHeader); header != nil && info.Size != want-begin {
-		return fmt.Errorf("%w: %d bytes of the first %d", errDamaged, info.Size, want)
-	}
-	if _, err := io.ReadFull(r, header); err != nil {
-		return err
-	}
-	if header != nil {
-		if err := pool.CheckValueHeader(header, &it.Key, len(it.Data)); err != nil {
-			return fmt.Errorf("%w: %w", errDamaged, err)
-		}
-	}
-	_, err = io.ReadFull(r, it.Data[from:to])
-	return err
 }
 
 // Put implements pool.Store. Busy is an item that the service did not take.

@@ -161,9 +161,9 @@ func believe(t *testing.T, honest int, lie func(io.Writer)) {
 	before := servertest.Allocated()
 	store := open(t, Options{
 		Endpoint: servertest.Listen(t, s.serve), Insecure: true, PathStyle: true, Bucket: bucket,
-		AccessKey: servertest.S3AccessKey, SecretKey: servertest.S3SecretKey, RangeBytes: MinRangeBytes, Concurrency: 2,
+		AccessKey: servertest.S3AccessKey, SecretKey: servertest.S3SecretKey, Concurrency: 2,
 	})
-	items, status := pooltest.Blocks(0, 1, MinRangeBytes+1), make([]pool.Status, 1)
+	items, status := pooltest.Blocks(0, 1, 1<<20), make([]pool.Status, 1)
 	keys := []pool.Key{items[0].Key}
 	pooltest.Until(t, "the server has lied", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -180,7 +180,7 @@ func believe(t *testing.T, honest int, lie func(io.Writer)) {
 	if took := servertest.Allocated() - before; took > servertest.MaxAllocated {
 		t.Errorf("after %d answers: %d bytes were allocated", honest, took)
 	}
-	items = pooltest.Blocks(10, 1, MinRangeBytes+1) // the server may have said of another that it stored it
+	items = pooltest.Blocks(10, 1, 1<<20) // the server may have said of another that it stored it
 	pooltest.Until(t, "the store serves again", func() bool {
 		return store.Put(t.Context(), items) == nil && store.Get(t.Context(), pooltest.Empty(items)) == nil &&
 			store.State() == remote.OK

@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -31,7 +32,6 @@ type Options struct {
 	AccessKey, SecretKey, SessionToken string
 
 	Concurrency int           // concurrent requests; default 64
-	RangeBytes  int           // larger objects are read in such ranges at once, 1 MiB or more; default 8 MiB
 	DialTimeout time.Duration // default 2 s
 	// Transport makes the requests in tests. The store does not close it.
 	Transport http.RoundTripper
@@ -42,19 +42,17 @@ type Options struct {
 
 // Limits of options.
 const (
-	MaxPrefix     = 256
-	MinRangeBytes = 1 << 20
-	maxValue      = 4 << 30 // bytes of an object; one PUT takes at most 5 GiB
+	MaxPrefix = 256
+	maxValue  = 4 << 30 // bytes of an object; one PUT takes at most 5 GiB
 )
 
 var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
 
 func (o *Options) complete() error {
-	remote.Default(&o.Endpoint, "s3.amazonaws.com")
-	remote.Default(&o.Prefix, "kvagent/")
-	remote.Default(&o.Concurrency, 64)
-	remote.Default(&o.RangeBytes, 8<<20)
-	remote.Default(&o.DialTimeout, 2*time.Second)
+	o.Endpoint = cmp.Or(o.Endpoint, "s3.amazonaws.com")
+	o.Prefix = cmp.Or(o.Prefix, "kvagent/")
+	o.Concurrency = cmp.Or(o.Concurrency, 64)
+	o.DialTimeout = cmp.Or(o.DialTimeout, 2*time.Second)
 	return errors.Join(
 		o.checkNames(),
 		remote.Between("s3", "Prefix", len(o.Prefix), 1, MaxPrefix),

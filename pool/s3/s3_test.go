@@ -88,15 +88,12 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// TestRanges uses objects of no byte, of exactly a range, one byte more, and of many ranges; a
-// second store reads them.
-func TestRanges(t *testing.T) {
+// TestSizes stores objects of no byte, of one and of some MiB; a second store reads them.
+func TestSizes(t *testing.T) {
 	server := servertest.S3(t, bucket)
-	o := options(server)
-	o.RangeBytes = MinRangeBytes
-	a, b := open(t, o), open(t, options(server))
+	a, b := open(t, options(server)), open(t, options(server))
 	var items []pool.Item
-	for i, n := range []int{0, 1, MinRangeBytes - 1, MinRangeBytes, MinRangeBytes + 1, 9*MinRangeBytes + 17} {
+	for i, n := range []int{0, 1, 1 << 20, 9<<20 + 17} {
 		items = append(items, pooltest.Block(i, n))
 	}
 	pooltest.Put(t, a, pool.OK, items...)

@@ -2,6 +2,7 @@ package tier
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -189,7 +190,7 @@ func (p *Pool) askChain(
 	var fresh [MaxTiers]*question
 walk:
 	for from := 0; from < h.N; from += stride {
-		w.where = append(w.where[:0], w.allNowhere(min(stride, h.N-from))...)
+		w.where = append(w.where[:0], noneThere[:min(stride, h.N-from)]...)
 		p.markInMemory(w, s, a.Group, h, from, w.where)
 		p.markInTiers(w, sp, now, a.Group, h, from, w.where)
 		for i, at := range w.where {
@@ -197,14 +198,14 @@ walk:
 				found++
 				continue
 			}
-			state, q := p.askEntry(sp, now, a.Group, h.At(from+i), since, &fresh)
-			if q != nil {
-				open = appendOnce(open, q)
+			asked, q := p.askEntry(sp, now, a.Group, h.At(from+i), since, &fresh)
+			if q != nil && !slices.Contains(open, q) {
+				open = append(open, q)
 			}
-			if state == absentEverywhere && !a.Sparse {
+			if !asked && !a.Sparse {
 				break walk
 			}
-			if state == unknownYet {
+			if asked {
 				unknown++
 			}
 			if unknown >= min(max(most, found), askMost) {
@@ -220,27 +221,22 @@ walk:
 	return open
 }
 
-// States of an entry that was not found.
-const (
-	absentEverywhere = iota
-	unknownYet
-)
-
 // askEntry adds an entry to the new questions of the tiers whose answer is not cached, and returns
-// an open question that already contains it.
+// an open question that already contains it. asked is false if all answers are cached.
 func (p *Pool) askEntry(
 	sp *space, now *era, group uint8, hash []byte, since time.Time, fresh *[MaxTiers]*question,
-) (state int, in *question) {
+) (asked bool, in *question) {
 	digest := now.digest(group, hash)
 	clock := p.now()
 	for _, l := range p.levels {
 		if l.Local || !l.up() {
 			continue
 		}
-		if _, ok := l.exists.get(digest, clock); ok && !l.absentBefore(since, digest, clock) {
+		there, until := l.exists.get(digest, clock)
+		if !until.IsZero() && (there || !until.Add(-l.AbsentFor).Before(since)) {
 			continue
 		}
-		state = unknownYet
+		asked = true
 		l.asking.mu.Lock()
 		q := l.asking.open[digest]
 		if q == nil {
@@ -257,16 +253,7 @@ func (p *Pool) askEntry(
 		}
 		l.asking.mu.Unlock()
 	}
-	return state, in
-}
-
-// absentBefore reports whether the cached answer is that an entry is absent, from before since.
-func (l *level) absentBefore(since time.Time, digest uint64, clock time.Time) bool {
-	if since.IsZero() {
-		return false
-	}
-	until := l.exists.absentUntil(digest, clock)
-	return !until.IsZero() && until.Add(-l.AbsentFor).Before(since)
+	return asked, in
 }
 
 // submit queues a question. It returns false if too many are waiting; the question is then over,
@@ -281,13 +268,4 @@ func (l *level) submit(q *question) bool {
 		l.finish(q, true)
 		return false
 	}
-}
-
-func appendOnce(list []*question, q *question) []*question {
-	for _, other := range list {
-		if other == q {
-			return list
-		}
-	}
-	return append(list, q)
 }

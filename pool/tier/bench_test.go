@@ -67,8 +67,8 @@ func BenchmarkCopyOut(b *testing.B) {
 	b.SetBytes(size)
 	for i := 0; b.Loop(); i++ {
 		o := origin{key: entryKey{space: n.space, hash: pool.MakeHash(h.At(i % blocks))}, sp: sp, era: sp.now.Load()}
-		e, ok := p.copyOut(&o)
-		if !ok {
+		e := outgoing{origin: o}
+		if !p.copyOut(&e) {
 			b.Fatal("not copied")
 		}
 		p.returnLoans(e.loan)

@@ -19,7 +19,6 @@ type breaker struct {
 	err      error // the last one
 	opened   uint64
 	tries    uint64
-	testing  bool // half-open: the monitor is calling
 }
 
 // failed counts a failure and reports whether it opened the breaker.
@@ -51,13 +50,11 @@ func (b *breaker) worked() {
 // try makes one call for the monitor: success closes the breaker, failure doubles the pause.
 func (b *breaker) try(call func() error) error {
 	b.mu.Lock()
-	b.testing = true
 	b.tries++
 	b.mu.Unlock()
 	err := call()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.testing = false
 	if err == nil {
 		b.failures = 0
 		b.closed.Store(true)
@@ -84,36 +81,25 @@ func (b *breaker) brief() bool {
 func (b *breaker) state() (name string, opened, tries uint64, pause time.Duration, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch {
-	case b.closed.Load():
+	name = "open"
+	if b.closed.Load() {
 		name = "up"
-	case b.testing:
-		name = "half-open"
-	default:
-		name = "open"
 	}
 	return name, b.opened, b.tries, b.backoff.Pause(), b.err
 }
 
-// storeSpeed measures how fast a store is, as moving averages.
+// storeSpeed measures how fast a store is.
 type storeSpeed struct {
-	mu       sync.Mutex
-	delay    float64 // seconds until a small question is answered
-	get, put float64 // seconds of a batch
-	ask      float64
+	mu            sync.Mutex
+	get, put, ask float64 // seconds of a batch, or of a question; moving averages
 
-	// Several fetches run at once, so the bytes of all of them in a busy period count.
-	running int
-	since   time.Time // the period began
-	arrived int64     // bytes in this period
-	bytes   float64   // of past periods; weighted less the more seconds of work ago
-	seconds float64   // of past periods
+	running int       // fetches
+	since   time.Time // some run
+	bytes   float64   // fetched
+	seconds float64   // in which fetches ran, before since
 }
 
-const (
-	speedWeight = 0.2         // of a new value
-	speedSpan   = time.Second // longest period, so that a tier that is always busy is measured too
-)
+const speedWeight = 0.2 // of a new value
 
 func smooth(old, now float64) float64 {
 	if old == 0 {
@@ -123,36 +109,23 @@ func smooth(old, now float64) float64 {
 }
 
 // fetching begins a Get.
-func (p *storeSpeed) fetching(now time.Time) {
+func (p *storeSpeed) fetching() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.running++; p.running == 1 {
-		p.since, p.arrived = now, 0
+		p.since = time.Now()
 	}
 }
 
 // fetched ends a Get that read bytes; 0 if it failed.
-func (p *storeSpeed) fetched(bytes int64, took time.Duration, now time.Time) {
+func (p *storeSpeed) fetched(bytes int64, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.get = smooth(p.get, took.Seconds())
-	p.running--
-	p.arrived += bytes
-	if p.running == 0 || now.Sub(p.since) > speedSpan {
-		p.endPeriodLocked(now)
+	p.bytes += float64(bytes)
+	if p.running--; p.running == 0 {
+		p.seconds += time.Since(p.since).Seconds()
 	}
-}
-
-// endPeriodLocked ends a busy period. It subtracts the store's delay: the rate is of bytes
-// alone.
-func (p *storeSpeed) endPeriodLocked(now time.Time) {
-	if p.arrived > 0 {
-		took := now.Sub(p.since).Seconds()
-		keep := 1 - speedWeight*min(took/speedSpan.Seconds(), 1)
-		p.bytes = keep*p.bytes + float64(p.arrived)
-		p.seconds = keep*p.seconds + max(took-p.delay, took/4, 1e-6)
-	}
-	p.since, p.arrived = now, 0
 }
 
 func (p *storeSpeed) stored(took time.Duration) {
@@ -165,21 +138,16 @@ func (p *storeSpeed) asked(took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ask = smooth(p.ask, took.Seconds())
-	p.delay = p.ask
 }
 
-// rateLocked returns bytes a second over all fetches at once; 0 if not measured. Large fetches
-// weigh more.
-func (p *storeSpeed) rateLocked() float64 {
-	if p.seconds == 0 {
-		return 0
-	}
-	return p.bytes / p.seconds
-}
-
-// report returns bytes a second, and the seconds of a Get, a Put and a question.
+// report returns the bytes a second while fetches ran, and the seconds of a Get, a Put and a
+// question.
 func (p *storeSpeed) report() (rate, get, put, ask float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.rateLocked(), p.get, p.put, p.ask
+	seconds := p.seconds
+	if p.running > 0 {
+		seconds += time.Since(p.since).Seconds()
+	}
+	return p.bytes / max(seconds, 1e-6), p.get, p.put, p.ask
 }

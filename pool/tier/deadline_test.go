@@ -128,7 +128,7 @@ func promisesEnd(
 			}
 		}
 		var err error
-		o.Staging, err = transit.OpenStaging(transit.MinStaging)
+		o.Staging, err = transit.OpenStaging(64 << 10)
 		check(t, err)
 		n = newNode(t, 200, 2, o, Tier{
 			Name: "shared", Store: m, Workers: 2, BatchItems: 20, BreakAfter: 2,

@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"container/list"
 	"context"
 	"time"
 
@@ -11,9 +12,9 @@ import (
 // takeFetchesLocked takes a batch of promises off the queues, held ones before hints.
 func (p *Pool) takeFetchesLocked(l *level) (batch []*promise) {
 	bytes, items := int64(0), 0
-	for _, q := range []*promiseQueue{&l.fetches, &l.hints} {
-		for q.head != nil {
-			pr := q.head
+	for _, q := range []*list.List{&l.fetches, &l.hints} {
+		for q.Len() > 0 {
+			pr := q.Front().Value.(*promise)
 			if len(batch) > 0 && (bytes+pr.group.staged > l.BatchBytes || items+len(pr.group.at) > l.BatchItems) {
 				return batch
 			}
@@ -104,7 +105,7 @@ func (l *level) get(ctx context.Context, items []pool.Item) (using <-chan struct
 	within, stop := context.WithTimeout(ctx, l.FetchWithin)
 	defer stop()
 	start := time.Now()
-	l.speed.fetching(l.p.now())
+	l.speed.fetching()
 	err := l.Store.Get(within, items)
 	l.countResult(ctx, err)
 	bytes := int64(0)
@@ -113,7 +114,7 @@ func (l *level) get(ctx context.Context, items []pool.Item) (using <-chan struct
 			bytes += int64(len(items[i].Data))
 		}
 	}
-	l.speed.fetched(bytes, time.Since(start), l.p.now())
+	l.speed.fetched(bytes, time.Since(start))
 	return stillUsing(err)
 }
 
@@ -288,7 +289,7 @@ func (p *Pool) settleInstalled(pr *promise, from *level, held []pool.Slot) {
 	if pr.era == pr.sp.now.Load() {
 		for _, l := range p.levels[:from.number] {
 			if l.Write == OnSave {
-				l.offerLocked(origin{key: pr.key, parent: pr.parent, era: pr.era, sp: pr.sp})
+				l.queueLocked(outgoing{origin: pr.origin})
 			}
 		}
 	}

@@ -34,7 +34,7 @@ var scratchPool = sync.Pool{New: func() any { return &scratch{keys: make([]pool.
 func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 	n := p.Memory.Prefix(s, group, h)
 	if p.using && n > 0 {
-		p.uses.add(s, group, h.Slice(0, n))
+		p.used(s, group, h.Slice(0, n))
 	}
 	if n == h.N || len(p.levels) == 0 {
 		return n
@@ -74,9 +74,8 @@ func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool
 	now := sp.now.Load()
 	for from := 0; from < h.N; from += stride {
 		to := min(from+stride, h.N)
-		w.where = append(w.where[:0], make([]int8, to-from)...)
+		w.where = append(w.where[:0], noneThere[:to-from]...)
 		for i := range w.where {
-			w.where[i] = nowhere
 			if present[from+i] {
 				w.where[i] = inMemory
 			}
@@ -101,7 +100,7 @@ func (p *Pool) locate(w *scratch, s pool.SpaceID, group uint8, h *pool.Hashes, n
 	step := 1 // most chains end here
 	for from := n; from < h.N; {
 		to := min(from+step, h.N)
-		w.where = append(w.where, w.allNowhere(to-from)...)
+		w.where = append(w.where, noneThere[:to-from]...)
 		part := w.where[from-n:]
 		p.markInMemory(w, s, group, h, from, part)
 		p.markInTiers(w, sp, now, group, h, from, part)
@@ -115,15 +114,13 @@ func (p *Pool) locate(w *scratch, s pool.SpaceID, group uint8, h *pool.Hashes, n
 	return h.N
 }
 
+// noneThere is entries that are nowhere.
 var noneThere = func() (all [stride]int8) {
 	for i := range all {
 		all[i] = nowhere
 	}
 	return all
 }()
-
-// allNowhere returns n entries that are nowhere.
-func (w *scratch) allNowhere(n int) []int8 { return noneThere[:n] }
 
 // markInMemory marks the entries, from entry from of the chain on, that memory has.
 func (p *Pool) markInMemory(w *scratch, s pool.SpaceID, group uint8, h *pool.Hashes, from int, where []int8) {
@@ -221,28 +218,16 @@ func (k *existsCache) set(digest uint64) []cell {
 	return k.cells[i : i+ways]
 }
 
-// get reports whether the cache has an entry, and if so whether the entry exists.
-func (k *existsCache) get(digest uint64, now time.Time) (exists, cached bool) {
+// get returns until when an entry is believed to exist or not; zero if it is not cached.
+func (k *existsCache) get(digest uint64, now time.Time) (exists bool, until time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, c := range k.set(digest) {
 		if c.digest == digest && c.until > now.UnixNano() {
-			return c.until&1 == 1, true
+			return c.until&1 == 1, time.Unix(0, c.until)
 		}
 	}
-	return false, false
-}
-
-// absentUntil returns until when an entry is believed not to exist; zero if it is not.
-func (k *existsCache) absentUntil(digest uint64, now time.Time) time.Time {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, c := range k.set(digest) {
-		if c.digest == digest && c.until > now.UnixNano() && c.until&1 == 0 {
-			return time.Unix(0, c.until)
-		}
-	}
-	return time.Time{}
+	return false, time.Time{}
 }
 
 // put records until when an entry is believed to exist or not.

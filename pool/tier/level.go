@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"container/list"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -30,8 +31,8 @@ type level struct {
 
 	// The following fields are under Pool.mu. wake is signalled when there is work.
 	wake      *sync.Cond
-	fetches   promiseQueue // promises with a pin
-	hints     promiseQueue // promises without a pin
+	fetches   list.List // promises with a pin, oldest first
+	hints     list.List // promises without a pin
 	deletes   []pool.Key
 	puts      putQueue
 	writers   int // workers that are writing or deleting
@@ -72,7 +73,6 @@ func (p *Pool) newLevel(number int, t Tier) (*level, error) {
 	l.puts.set = make(map[entryKey]*era)
 	l.breaker.closed.Store(true)
 	l.wake = sync.NewCond(&p.mu)
-	l.fetches.level, l.hints.level = l, l
 	return l, nil
 }
 
@@ -102,7 +102,7 @@ func (l *level) work(ctx context.Context) {
 type task struct {
 	fetch  []*promise
 	remove []pool.Key
-	put    []putItem
+	put    []outgoing
 }
 
 // next waits for work: fetches before deletes before puts. It returns an empty task when the pool
@@ -204,9 +204,7 @@ func (l *level) reconnect(ctx context.Context) {
 // probe asks the store for a random key.
 func (l *level) probe(ctx context.Context) error {
 	key := pool.Key{Hash: pool.Hash{Len: pool.MaxHashLen}}
-	if _, err := rand.Read(key.Hash.Bytes[:]); err != nil {
-		return err
-	}
+	_, _ = rand.Read(key.Hash.Bytes[:]) // never fails
 	ctx, stop := context.WithTimeout(ctx, l.AskWithin)
 	defer stop()
 	return l.Store.Exists(ctx, []pool.Key{key}, make([]pool.Status, 1))

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"regexp"
-	"strings"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -21,7 +20,7 @@ const (
 	askMost      = 4096    // entries of one question
 	questions    = 64      // questions waiting for a tier; more are not asked
 	deleteQueue  = 4096    // keys waiting to be deleted; more are dropped
-	usesBytes    = 4 << 20 // hashes of look-ups waiting for the search for second uses
+	queuedUses   = 256     // look-ups waiting for the search for second uses; more are dropped
 	cacheEntries = 1 << 18 // cells of an existsCache, 4 MiB
 	fullPause    = time.Second
 	logEvery     = time.Second // between two equal log lines about one tier
@@ -117,11 +116,11 @@ type Options struct {
 	testHook   func()     // nil except in tests; see callTestHook
 }
 
-// DefaultStaging is the size in bytes of the Staging that a pool makes for itself. It is only
-// address space until it is used.
+// DefaultStaging is the size of an agent's Staging in bytes. It is only address space until it is
+// used.
 const DefaultStaging = 256 << 20
 
-func (o *Options) complete(m pool.Memory) error {
+func (o *Options) complete(m pool.Memory) (err error) {
 	capacity := m.Stats().Capacity
 	o.PrefetchBytes = cmp.Or(o.PrefetchBytes, max(capacity/8, 64<<10))
 	if o.Clock == nil {
@@ -133,13 +132,10 @@ func (o *Options) complete(m pool.Memory) error {
 	}
 	o.Node = o.Node[:min(len(o.Node), transit.MaxNode)]
 	if o.Staging == nil {
-		s, err := transit.OpenStaging(DefaultStaging)
-		if err != nil {
-			return err
-		}
-		o.Staging, o.ownStaging = s, true
+		o.Staging, err = transit.OpenStaging(DefaultStaging)
+		o.ownStaging = true
 	}
-	return nil
+	return err
 }
 
 var validName = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
@@ -148,10 +144,6 @@ var validName = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 func (t *Tier) complete() error {
 	if !validName.MatchString(t.Name) {
 		return fmt.Errorf("tier: Name is %q, allowed: 1 to %d of a-z, 0-9 and -", t.Name, maxName)
-	}
-	if t.Store == nil || t.Write > OnEvict {
-		return fmt.Errorf("tier %s: Store is nil or Write is %v, allowed: a store, and one of %s",
-			t.Name, t.Write, strings.Join(whens[:], ", "))
 	}
 	t.Workers, t.Askers = cmp.Or(t.Workers, 4), cmp.Or(t.Askers, 2)
 	t.BatchItems, t.BatchBytes = cmp.Or(t.BatchItems, 64), cmp.Or(t.BatchBytes, 8<<20)
@@ -165,12 +157,6 @@ func (t *Tier) complete() error {
 	return nil
 }
 
-// Least and longest default of PromiseWithin.
-const (
-	minPromiseWithin = time.Minute
-	maxPromiseWithin = time.Hour
-)
-
 // completePromises sets PromiseWithin long enough for one fetch from every tier and the wait for
 // each.
 func (p *Pool) completePromises() {
@@ -178,5 +164,5 @@ func (p *Pool) completePromises() {
 	for _, l := range p.levels {
 		all += l.FetchWithin
 	}
-	p.o.PromiseWithin = cmp.Or(p.o.PromiseWithin, min(max(minPromiseWithin, 2*all), maxPromiseWithin))
+	p.o.PromiseWithin = cmp.Or(p.o.PromiseWithin, max(time.Minute, 2*all))
 }

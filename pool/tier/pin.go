@@ -21,7 +21,7 @@ func (p *Pool) Pin(
 		return cut, refs[:base+cut], bytes
 	}
 	if p.using && n > 0 {
-		p.uses.add(s, group, h.Slice(0, n))
+		p.used(s, group, h.Slice(0, n))
 	}
 	g := p.spaces.get(s).group(group)
 	if n == h.N || g == nil || maxBytes-bytes < g.memory {
@@ -72,31 +72,31 @@ func (p *Pool) promise(s pool.SpaceID, group uint8, h *pool.Hashes, i int, numbe
 	if sp == nil {
 		return 0, false // the space was closed meanwhile
 	}
-	w := promiseRequest{
-		key:    entryKey{s, group, pool.MakeHash(h.At(i))},
-		parent: parentOf(h, i),
-		sp:     sp,
-		era:    sp.now.Load(),
+	w := &promise{
+		origin: origin{
+			key: entryKey{s, group, pool.MakeHash(h.At(i))}, parent: parentOf(h, i), sp: sp, era: sp.now.Load(),
+		},
 		group:  &sp.groups[group],
+		first:  number,
 		levels: 1 << number,
 	}
 	if w.era.epoch == 0 || w.era.off {
 		return 0, false
 	}
-	p.addShared(&w, number)
+	p.addShared(w)
 	p.callTestHook()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.promiseLocked(&w)
+	return p.promiseLocked(w)
 }
 
 // addShared adds the shared tiers after the first one that are believed to have the entry too.
-func (p *Pool) addShared(w *promiseRequest, number uint8) {
-	for _, l := range p.levels[number+1:] {
+func (p *Pool) addShared(w *promise) {
+	for _, l := range p.levels[w.first+1:] {
 		if l.Local || !l.up() {
 			continue
 		}
-		if there, _ := l.exists.get(w.era.digest(w.key.group, w.key.hash.Bytes[:w.key.hash.Len]), p.now()); there {
+		if there, _ := l.exists.get(w.digest(), p.now()); there {
 			w.levels |= 1 << l.number
 		}
 	}

@@ -1,8 +1,8 @@
 package tier
 
 import (
+	"container/list"
 	"context"
-	"math/bits"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -14,16 +14,12 @@ const promiseBit = pool.Ref(1) << 63
 // promise is an entry that is being brought to memory. Pool.mu guards the fields that change after
 // it was made.
 type promise struct {
-	id     uint64
-	key    entryKey
-	parent pool.Hash
-	sp     *space
-	era    *era
-	group  *group
-	since  time.Time
-
-	deadline       time.Time // of the machine's monotonic clock: when the sweeper ends it
-	older, younger *promise  // in Pool.mu.deadlines while it is open
+	origin
+	id       uint64
+	group    *group
+	since    time.Time
+	deadline time.Time     // of the machine's monotonic clock: when the sweeper ends it
+	aged     *list.Element // in Pool.mu.deadlines while it is open
 
 	state   promiseState
 	pins    int   // refs of it
@@ -33,8 +29,9 @@ type promise struct {
 	waiters []*waiter
 	held    []pool.Slot // the pin in memory that the refs stand for, once installed
 
-	queue      *promiseQueue
-	prev, next *promise
+	level *level     // where it is queued
+	queue *list.List // of the level; nil: none
+	place *list.Element
 }
 
 type promiseState uint8
@@ -50,50 +47,45 @@ func (pr *promise) open() bool    { return pr.state == queued || pr.state == run
 func (pr *promise) wanted() bool  { return pr.pins > 0 || pr.hint }
 func (pr *promise) ref() pool.Ref { return promiseBit | pool.Ref(pr.id) }
 
-// promiseRequest is an entry to be promised.
-type promiseRequest struct {
-	key    entryKey
-	parent pool.Hash
-	sp     *space
-	era    *era
-	group  *group
-	levels uint8
-}
-
-// promiseLocked pins the open promise of an entry, or makes one. It returns false if the prefetch
-// budget is used up or no tier that has the entry is up.
-func (p *Pool) promiseLocked(w *promiseRequest) (pool.Ref, bool) {
-	pr := p.mu.open[w.key]
-	if pr == nil || pr.era != w.era {
-		if p.mu.closed || p.mu.bytes > 0 && p.mu.bytes+w.group.memory > p.o.PrefetchBytes {
+// promiseLocked pins the open promise of an entry, or else a new one. It returns false if the
+// prefetch budget is used up or no tier that has the entry is up.
+func (p *Pool) promiseLocked(made *promise) (pool.Ref, bool) {
+	pr := p.mu.open[made.key]
+	if pr == nil || pr.era != made.era {
+		if p.mu.closed || p.mu.bytes > 0 && p.mu.bytes+made.group.memory > p.o.PrefetchBytes {
 			return 0, false
 		}
-		pr = &promise{
-			id: p.mu.lastID + 1, key: w.key, parent: w.parent, sp: w.sp, era: w.era, group: w.group, levels: w.levels,
-			first: uint8(bits.TrailingZeros8(w.levels)), since: p.now(), deadline: time.Now().Add(p.o.PromiseWithin),
-		}
+		pr = made
+		pr.id, pr.since, pr.deadline = p.mu.lastID+1, p.now(), time.Now().Add(p.o.PromiseWithin)
 		if !p.sendLocked(pr) {
 			return 0, false // a breaker opened since the look-up
 		}
 		p.mu.lastID++
 		p.mu.promised++
-		p.mu.open[w.key] = pr
+		p.mu.open[pr.key] = pr
 		p.mu.byID[pr.id] = pr
 		p.mu.bytes += pr.group.memory
-		p.mu.deadlines.push(pr)
+		pr.aged = p.mu.deadlines.PushBack(pr)
 	}
 	pr.pins++
 	if pr.state == queued && pr.pins == 1 && pr.hint {
-		pr.queue.level.promoteLocked(pr) // a hint that has a holder now
+		pr.enqueue(pr.level, &pr.level.fetches) // a hint that has a holder now
 	}
 	return pr.ref(), true
 }
 
-// promoteLocked moves a hint to the queue of promises with pins.
-func (l *level) promoteLocked(pr *promise) {
+// enqueue moves a promise to the end of a queue of a level.
+func (pr *promise) enqueue(l *level, queue *list.List) {
 	pr.dequeue()
-	l.fetches.push(pr)
+	pr.state, pr.level, pr.queue, pr.place = queued, l, queue, queue.PushBack(pr)
 	l.wake.Signal()
+}
+
+func (pr *promise) dequeue() {
+	if pr.queue != nil {
+		pr.queue.Remove(pr.place)
+		pr.queue = nil
+	}
 }
 
 // sendLocked queues a promise at the nearest tier still to be tried. It returns false if there is
@@ -104,13 +96,11 @@ func (p *Pool) sendLocked(pr *promise) bool {
 		if pr.levels&(1<<l.number) == 0 || !l.up() {
 			continue
 		}
-		pr.state = queued
+		queue := &l.fetches
 		if pr.hint && pr.pins == 0 {
-			l.hints.push(pr)
-		} else {
-			l.fetches.push(pr)
+			queue = &l.hints
 		}
-		l.wake.Signal()
+		pr.enqueue(l, queue)
 		return true
 	}
 	return false
@@ -123,7 +113,7 @@ func (p *Pool) settleLocked(pr *promise, state promiseState, calls []func()) []f
 		return calls
 	}
 	pr.dequeue()
-	p.mu.deadlines.remove(pr)
+	p.mu.deadlines.Remove(pr.aged)
 	pr.state = state
 	p.mu.bytes -= pr.group.memory
 	if p.mu.open[pr.key] == pr {
@@ -206,9 +196,9 @@ func run(calls []func()) {
 func (p *Pool) requeueAll(l *level) {
 	var calls []func()
 	p.mu.Lock()
-	for _, q := range []*promiseQueue{&l.fetches, &l.hints} {
-		for q.head != nil {
-			calls = p.tryNextLocked(q.head, l, calls)
+	for _, q := range []*list.List{&l.fetches, &l.hints} {
+		for q.Len() > 0 {
+			calls = p.tryNextLocked(q.Front().Value.(*promise), l, calls)
 		}
 	}
 	p.mu.Unlock()
@@ -246,34 +236,6 @@ func (p *Pool) cancelSpace(id pool.SpaceID) {
 // queue, and their waiters are called. Pins stay until their holders release them. A worker that is
 // still fetching finds the promise ended, and returns its staging when the store is done with it.
 
-// deadlineList holds the open promises in the order of their deadlines, which is the order they
-// were made in. Pool.mu guards it.
-type deadlineList struct{ head, tail *promise }
-
-func (a *deadlineList) push(pr *promise) {
-	pr.older, pr.younger = a.tail, nil
-	if a.tail == nil {
-		a.head = pr
-	} else {
-		a.tail.younger = pr
-	}
-	a.tail = pr
-}
-
-func (a *deadlineList) remove(pr *promise) {
-	if pr.older == nil {
-		a.head = pr.younger
-	} else {
-		pr.older.younger = pr.younger
-	}
-	if pr.younger == nil {
-		a.tail = pr.older
-	} else {
-		pr.younger.older = pr.older
-	}
-	pr.older, pr.younger = nil, nil
-}
-
 // sweep runs the sweeper until ctx ends. A promise made while it sleeps has a later deadline than
 // the one it sleeps for.
 func (p *Pool) sweep(ctx context.Context) {
@@ -293,13 +255,15 @@ func (p *Pool) sweep(ctx context.Context) {
 func (p *Pool) expire(now time.Time) time.Duration {
 	var calls []func()
 	p.mu.Lock()
-	for p.mu.deadlines.head != nil && !p.mu.deadlines.head.deadline.After(now) {
-		p.mu.expired++
-		calls = p.settleLocked(p.mu.deadlines.head, failed, calls)
-	}
 	next := p.o.PromiseWithin
-	if head := p.mu.deadlines.head; head != nil {
-		next = head.deadline.Sub(now)
+	for p.mu.deadlines.Len() > 0 {
+		oldest := p.mu.deadlines.Front().Value.(*promise)
+		if oldest.deadline.After(now) {
+			next = oldest.deadline.Sub(now)
+			break
+		}
+		p.mu.expired++
+		calls = p.settleLocked(oldest, failed, calls)
 	}
 	p.mu.Unlock()
 	run(calls)
@@ -310,8 +274,8 @@ func (p *Pool) expire(now time.Time) time.Duration {
 func (p *Pool) settleAll() {
 	var calls []func()
 	p.mu.Lock()
-	for p.mu.deadlines.head != nil {
-		calls = p.settleLocked(p.mu.deadlines.head, failed, calls)
+	for p.mu.deadlines.Len() > 0 {
+		calls = p.settleLocked(p.mu.deadlines.Front().Value.(*promise), failed, calls)
 	}
 	p.mu.Unlock()
 	run(calls)

@@ -3,7 +3,6 @@ package tier
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -20,18 +19,19 @@ const writtenFor = 10 * time.Minute
 
 // write stores a batch of entries. It skips those that the store has, and copies the others out of
 // memory if they were not copied before; an entry is pinned only while it is copied.
-func (l *level) write(ctx context.Context, batch []putItem) {
+func (l *level) write(ctx context.Context, batch []outgoing) {
 	var on []outgoing
 	var taken []transit.Loan
 	var using <-chan struct{}
 	missing := l.notStored(ctx, batch)
 	ended := l.paced(ctx, missing)
-	for _, it := range missing {
-		if it.copied != nil && it.sp.now.Load() == it.era { // not from before a reset
-			on = append(on, *it.copied)
-		} else if e, ok := l.p.copyOut(&it.origin); ok {
+	for _, e := range missing {
+		switch {
+		case e.items != nil && e.sp.now.Load() == e.era: // not from before a reset
+			on = append(on, e)
+		case e.items == nil && l.p.copyOut(&e):
 			on, taken = append(on, e), append(taken, e.loan)
-		} else {
+		default:
 			l.count.putsDropped.Add(1)
 		}
 	}
@@ -44,10 +44,10 @@ func (l *level) write(ctx context.Context, batch []putItem) {
 
 // paced waits until the entries of a batch that are still in memory may be copied out of it. It
 // holds no staging meanwhile. ended is to be called after the copies.
-func (l *level) paced(ctx context.Context, batch []putItem) (ended func()) {
+func (l *level) paced(ctx context.Context, batch []outgoing) (ended func()) {
 	bytes := int64(0)
 	for i := range batch {
-		if batch[i].copied == nil {
+		if batch[i].items == nil {
 			bytes += batch[i].sp.groups[batch[i].key.group].staged
 		}
 	}
@@ -59,7 +59,7 @@ func (l *level) paced(ctx context.Context, batch []putItem) (ended func()) {
 
 // notStored returns the entries of a batch that the store lacks, or none if the store does not
 // answer.
-func (l *level) notStored(ctx context.Context, batch []putItem) (out []putItem) {
+func (l *level) notStored(ctx context.Context, batch []outgoing) (out []outgoing) {
 	var keys []pool.Key
 	per := 0
 	for i := range batch {
@@ -107,37 +107,28 @@ func has(status []pool.Status) bool {
 	return true
 }
 
-// outgoing is an entry being written to a store.
-type outgoing struct {
-	origin
-	loan  transit.Loan
-	items []pool.Item // the last shard first
-}
-
 // copyOut copies an entry into staging. It returns false if the entry is not in memory any more or
 // is damaged, its epoch is over, or staging has no room; the entry is then not written.
-func (p *Pool) copyOut(o *origin) (e outgoing, ok bool) {
-	g := &o.sp.groups[o.key.group]
-	if o.sp.now.Load() != o.era || o.era.epoch == 0 || o.era.off {
-		return e, false
+func (p *Pool) copyOut(e *outgoing) bool {
+	g := &e.sp.groups[e.key.group]
+	if e.sp.now.Load() != e.era || e.era.epoch == 0 || e.era.off {
+		return false
 	}
-	e = outgoing{origin: *o, loan: p.o.Staging.Take(g.staged, true)}
-	if e.loan.Size == 0 {
-		return e, false
+	if e.loan = p.o.Staging.Take(g.staged, true); e.loan.Size == 0 {
+		return false
 	}
-	for shard := o.sp.spec.Shards - 1; shard >= 0; shard-- {
-		if !p.copyShard(&e, g, uint8(shard)) {
-			p.o.Staging.Return(e.loan)
-			return e, false
-		}
+	whole := true
+	for shard := e.sp.spec.Shards - 1; shard >= 0 && whole; shard-- {
+		whole = p.copyShard(e, g, uint8(shard))
 	}
 	// A copy made after a reset has begun may be of the new epoch, and must not go under the old
 	// name.
-	if o.sp.now.Load() != o.era {
+	if !whole || e.sp.now.Load() != e.era {
 		p.o.Staging.Return(e.loan)
-		return e, false
+		e.loan, e.items = transit.Loan{}, nil
+		return false
 	}
-	return e, true
+	return true
 }
 
 // copyShard copies one shard while it is pinned, and verifies it.
@@ -307,54 +298,27 @@ func (p *Pool) returnLoans(loans ...transit.Loan) {
 	}
 }
 
-// uses queues the look-ups that found entries in memory, for the tiers that write on second use.
-type uses struct {
-	wake chan struct{} // cap 1
-
-	mu      sync.Mutex
-	waiting []use
-	bytes   int
-}
-
+// use is a look-up that found entries in memory, for the tiers that write on second use.
 type use struct {
 	space pool.SpaceID
 	group uint8
-	size  int    // bytes of a hash
-	blob  []byte // the hashes, concatenated
-	first pool.Hash
+	h     pool.Hashes
+	first pool.Hash // before the chain
 }
 
-// add queues a chain. It drops the chain if there is no room.
-func (u *uses) add(s pool.SpaceID, group uint8, h pool.Hashes) {
-	size := h.N * h.Len
-	u.mu.Lock()
-	room := u.bytes+size <= usesBytes
-	if room {
-		u.bytes += size
-	}
-	u.mu.Unlock()
-	if !room {
+// used queues a chain that was found in memory. It drops the chain if there is no room.
+func (p *Pool) used(s pool.SpaceID, group uint8, h pool.Hashes) {
+	if len(p.uses) == cap(p.uses) {
 		return
 	}
-	one := use{space: s, group: group, size: h.Len, blob: make([]byte, 0, size), first: parentOf(&h, 0)}
+	blob := make([]byte, 0, h.N*h.Len)
 	for i := range h.N {
-		one.blob = append(one.blob, h.At(i)...)
+		blob = append(blob, h.At(i)...)
 	}
-	u.mu.Lock()
-	u.waiting = append(u.waiting, one)
-	u.mu.Unlock()
 	select {
-	case u.wake <- struct{}{}:
+	case p.uses <- use{space: s, group: group, h: pool.Chain(blob, h.Len), first: parentOf(&h, 0)}:
 	default:
 	}
-}
-
-func (u *uses) take() []use {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	out := u.waiting
-	u.waiting, u.bytes = nil, 0
-	return out
 }
 
 // offerUses offers entries that were used again to the tiers that write on second use, until ctx
@@ -364,9 +328,7 @@ func (p *Pool) offerUses(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.uses.wake:
-		}
-		for _, u := range p.uses.take() {
+		case u := <-p.uses:
 			p.offerUse(&u)
 		}
 	}
@@ -378,9 +340,8 @@ func (p *Pool) offerUse(u *use) {
 		return
 	}
 	o := origin{parent: u.first, sp: sp, era: sp.now.Load()}
-	for from := 0; from < len(u.blob); from += u.size {
-		hash := u.blob[from : from+u.size]
-		o.key = entryKey{u.space, u.group, pool.MakeHash(hash)}
+	for i := range u.h.N {
+		o.key = entryKey{u.space, u.group, pool.MakeHash(u.h.At(i))}
 		p.offerUsed(&o)
 		o.parent = o.key.hash
 	}
@@ -395,7 +356,7 @@ func (p *Pool) offerUsed(o *origin) {
 		}
 		if there, _ := l.written.get(digest, now); !there {
 			p.mu.Lock()
-			l.offerLocked(*o)
+			l.queueLocked(outgoing{origin: *o})
 			p.mu.Unlock()
 		}
 	}

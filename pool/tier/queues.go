@@ -14,20 +14,21 @@ import (
 // putQueue holds the entries to be written to a tier, oldest first, each once.
 type putQueue struct {
 	set  map[entryKey]*era
-	list []putItem
+	list []outgoing
 	from int // of list; those before are taken
 }
 
-// putItem is an entry to be written: still in memory, or copied to staging.
-type putItem struct {
+// outgoing is an entry to be written to a store: still in memory, or copied to staging.
+type outgoing struct {
 	origin
-	copied *outgoing // nil if it is not copied yet
+	loan  transit.Loan
+	items []pool.Item // the last shard first; nil: it is not copied yet
 }
 
 func (q *putQueue) len() int { return len(q.list) - q.from }
 
 // take removes and returns a batch.
-func (q *putQueue) take(l *level) (batch []putItem) {
+func (q *putQueue) take(l *level) (batch []outgoing) {
 	bytes, items := int64(0), 0
 	for q.from < len(q.list) {
 		o := &q.list[q.from]
@@ -40,7 +41,7 @@ func (q *putQueue) take(l *level) (batch []putItem) {
 		if q.set[o.key] == o.era {
 			delete(q.set, o.key)
 		}
-		*o = putItem{}
+		*o = outgoing{}
 		q.from++
 	}
 	if q.from == len(q.list) || q.from > 4096 {
@@ -50,29 +51,24 @@ func (q *putQueue) take(l *level) (batch []putItem) {
 	return batch
 }
 
-// offerLocked queues an entry to be written, unless it is queued already or there is no room.
-func (l *level) offerLocked(o origin) { l.queueLocked(putItem{origin: o}) }
-
-// queueLocked queues an entry that may have been copied. If it returns false, the copy is still the
-// caller's.
-func (l *level) queueLocked(it putItem) bool {
-	if !l.acceptsLocked(&it.origin) {
+// queueLocked queues an entry to be written, unless it is queued already or there is no room. If it
+// returns false, a copy is still the caller's.
+func (l *level) queueLocked(e outgoing) bool {
+	if !l.acceptsLocked(&e.origin) {
 		return false
 	}
-	l.puts.set[it.key] = it.era
-	l.puts.list = append(l.puts.list, it)
+	l.puts.set[e.key] = e.era
+	l.puts.list = append(l.puts.list, e)
 	l.wake.Signal()
 	return true
 }
 
 // takeCopies returns the loans of the entries' copies, and takes them off the level's share of
 // staging.
-func (l *level) takeCopies(batch []putItem) (loans []transit.Loan) {
+func (l *level) takeCopies(batch []outgoing) (loans []transit.Loan) {
 	for i := range batch {
-		if e := batch[i].copied; e != nil {
-			loans = append(loans, e.loan)
-			l.copied.Add(-e.loan.Size)
-		}
+		loans = append(loans, batch[i].loan)
+		l.copied.Add(-batch[i].loan.Size)
 	}
 	return loans
 }
@@ -114,43 +110,6 @@ func (l *level) remove(ctx context.Context, keys []pool.Key) {
 		return
 	}
 	l.count.deleted.Add(uint64(len(keys)))
-}
-
-// promiseQueue is a queue of promises, oldest first.
-type promiseQueue struct {
-	level      *level
-	head, tail *promise
-	n          int
-}
-
-func (q *promiseQueue) push(pr *promise) {
-	pr.queue, pr.prev, pr.next = q, q.tail, nil
-	if q.tail == nil {
-		q.head = pr
-	} else {
-		q.tail.next = pr
-	}
-	q.tail = pr
-	q.n++
-}
-
-func (pr *promise) dequeue() {
-	q := pr.queue
-	if q == nil {
-		return
-	}
-	if pr.prev == nil {
-		q.head = pr.next
-	} else {
-		pr.prev.next = pr.next
-	}
-	if pr.next == nil {
-		q.tail = pr.prev
-	} else {
-		pr.next.prev = pr.prev
-	}
-	pr.queue, pr.prev, pr.next = nil, nil, nil
-	q.n--
 }
 
 // Writing on eviction. While memory is nearly full, the next entries to be evicted are copied to
@@ -225,35 +184,31 @@ func (p *Pool) offerCold(cold *pool.Cold) {
 	o := origin{key: entryKey{cold.Space, cold.Group, cold.Hash}, sp: sp, era: sp.now.Load()}
 	digest, now := o.digest(), p.now()
 	for _, l := range p.onEvict.levels {
-		if there, _ := l.written.get(digest, now); !there && l.up() && l.accepts(&o) && l.queueCold(&o, g) {
+		if there, _ := l.written.get(digest, now); !there && l.up() && l.queueCold(outgoing{origin: o}, g) {
 			// Not written yet, but it must not be copied again meanwhile.
 			l.written.put(digest, true, now.Add(l.PutWithin))
 		}
 	}
 }
 
-// accepts reports whether an entry would be queued now.
-func (l *level) accepts(o *origin) bool {
-	l.p.mu.Lock()
-	defer l.p.mu.Unlock()
-	return l.acceptsLocked(o)
-}
-
 // queueCold queues an entry, and copies it first if the tier's share of staging has room.
-func (l *level) queueCold(o *origin, g *group) bool {
+func (l *level) queueCold(e outgoing, g *group) bool {
 	p := l.p
-	it := putItem{origin: *o}
-	if l.copied.Load()+g.staged <= p.o.Staging.Size()/coldCopies/int64(len(p.onEvict.levels)) {
-		if e, ok := p.copyOut(o); ok {
-			it.copied = &e
-			l.copied.Add(e.loan.Size)
-		}
+	p.mu.Lock()
+	accepts := l.acceptsLocked(&e.origin)
+	p.mu.Unlock()
+	if !accepts {
+		return false
+	}
+	share := p.o.Staging.Size() / coldCopies / int64(len(p.onEvict.levels))
+	if l.copied.Load()+g.staged <= share && p.copyOut(&e) {
+		l.copied.Add(e.loan.Size)
 	}
 	p.mu.Lock()
-	queued := l.queueLocked(it)
+	queued := l.queueLocked(e)
 	p.mu.Unlock()
 	if !queued {
-		p.returnLoans(l.takeCopies([]putItem{it})...)
+		p.returnLoans(l.takeCopies([]outgoing{e})...)
 	}
 	return queued
 }

@@ -26,7 +26,7 @@ func (p *Pool) Report() pool.TierReport {
 	now := p.now()
 	for i, l := range p.levels {
 		t := &r.Tiers[i]
-		t.Fetching, t.Hinted, t.Putting, t.Deleting = l.fetches.n, l.hints.n, l.puts.len(), len(l.deletes)
+		t.Fetching, t.Hinted, t.Putting, t.Deleting = l.fetches.Len(), l.hints.Len(), l.puts.len(), len(l.deletes)
 		if now.Before(l.fullUntil) {
 			t.State = "full"
 		}
@@ -221,7 +221,7 @@ func (j *storage) Holds(s pool.SpaceID, group uint8, h pool.Hashes, present []bo
 	defer scratchPool.Put(w)
 	for from := 0; from < h.N; from += stride {
 		to := min(from+stride, h.N)
-		w.where = append(w.where[:0], w.allNowhere(to-from)...)
+		w.where = append(w.where[:0], noneThere[:to-from]...)
 		for _, l := range j.levels {
 			if l.up() {
 				l.markInLocal(w, sp, now, group, &h, from, w.where)

@@ -206,8 +206,8 @@ func TestDamagedResets(t *testing.T) {
 	if again, err := catalog.Parse(good); err != nil || !reflect.DeepEqual(again, whole) {
 		t.Fatalf("%s is read as %+v, %v", good, again, err)
 	}
-	damaged := []string{"{", `{"00": "11"}`, `{"` + string(make([]byte, 32)) + `": ""}`, `{"format": 4, "state": {}}`}
-	for _, part := range []string{`"epoch": 7`, `"floor": 4`, `"format": 3`, `"state"`, `"spaces"`, "0100", "0200"} {
+	damaged := []string{"{", `{"00": "11"}`, `{"` + string(make([]byte, 32)) + `": ""}`, `{"format": 5, "state": {}}`}
+	for _, part := range []string{`"epoch": 7`, `"floor": 4`, `"format": 4`, `"state"`, `"spaces"`, "0100", "0200"} {
 		text := strings.Replace(string(good), part, part[:len(part)-1]+string(part[len(part)-1]^1), 1)
 		if text == string(good) {
 			t.Fatalf("%s has no %s", good, part)

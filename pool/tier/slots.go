@@ -104,7 +104,7 @@ func (p *Pool) offerSaved(saved []origin, status []pool.Status) {
 	for _, l := range p.levels {
 		for i := range whole {
 			if l.Write == OnSave {
-				l.offerLocked(whole[i])
+				l.queueLocked(outgoing{origin: whole[i]})
 			}
 		}
 	}

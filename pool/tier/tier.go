@@ -16,6 +16,7 @@
 package tier
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -50,7 +51,7 @@ type Pool struct {
 	using   bool // some level writes on second use
 	spaces  spaces
 	names   *names.Names
-	uses    uses
+	uses    chan use
 	onEvict evictWriter
 	storage *storage // nil: no local tier notes what comes and goes
 
@@ -60,7 +61,7 @@ type Pool struct {
 		lastID    uint64
 		open      map[entryKey]*promise // the latest promise of each entry, until it is settled
 		byID      map[uint64]*promise   // every promise that is open or has pins
-		deadlines deadlineList          // every open promise
+		deadlines list.List             // every open promise, by deadline, which is the order they were made in
 		bytes     int64                 // of open promises
 		writing   map[reservation]origin
 		promised  uint64 // made
@@ -95,7 +96,7 @@ func Open(m pool.Memory, tiers []Tier, o Options) (*Pool, error) {
 	if len(tiers) > MaxTiers {
 		return nil, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(tiers), MaxTiers)
 	}
-	p := &Pool{Memory: m, o: o}
+	p := &Pool{Memory: m, o: o, uses: make(chan use, queuedUses)}
 	p.arena, _ = m.Arena()
 	p.mu.open, p.mu.byID = make(map[entryKey]*promise), make(map[uint64]*promise)
 	p.mu.writing = make(map[reservation]origin)
@@ -117,7 +118,6 @@ func Open(m pool.Memory, tiers []Tier, o Options) (*Pool, error) {
 	if err := p.openNames(); err != nil {
 		return nil, err
 	}
-	p.uses.wake = make(chan struct{}, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
 	p.start(ctx)

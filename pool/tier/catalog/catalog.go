@@ -16,7 +16,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -28,18 +27,35 @@ const MaxSpaces = 1 << 16
 type Nonce [16]byte
 
 // NewNonce returns a random nonce.
-func NewNonce() (n Nonce, err error) {
-	_, err = rand.Read(n[:])
-	return n, err
+func NewNonce() (n Nonce) {
+	_, _ = rand.Read(n[:]) // never fails
+	return n
+}
+
+// MarshalText implements encoding.TextMarshaler: hex.
+func (n Nonce) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, n[:]), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (n *Nonce) UnmarshalText(text []byte) error { return decode16((*[16]byte)(n), string(text)) }
+
+func decode16(to *[16]byte, text string) error {
+	b, err := hex.DecodeString(text)
+	if err != nil || len(b) != len(to) {
+		return fmt.Errorf("%q, allowed: 32 hex digits", text)
+	}
+	copy(to[:], b)
+	return nil
 }
 
 // Space is the state of a space that was reset.
 type Space struct {
-	Epoch     uint64   // 0: never reset
-	Claim     Nonce    // of this node's reset that made the epoch, until all shared tiers know it; else zero
-	Confirmed []string // tiers that know the claim
-	Forget    bool     // memory that outlives the process may have what was stored before Epoch
-	Used      int64    // when last opened or reset, Unix seconds
+	Epoch uint64 `json:"epoch"` // 0: never reset
+	// Claim is of this node's reset that made the epoch, until all shared tiers know it; else zero.
+	Claim     Nonce    `json:"claim,omitzero"`
+	Confirmed []string `json:"told,omitempty"` // tiers that know the claim
+	// Forget means that memory that outlives the process may have what was stored before Epoch.
+	Forget bool  `json:"forget,omitempty"`
+	Used   int64 `json:"used"` // when last opened or reset, Unix seconds
 }
 
 // Catalog is what outlives the agent's process.
@@ -115,7 +131,7 @@ func (k *Catalog) Touch(fp pool.Fingerprint, now int64) {
 }
 
 // The file is JSON: a format, the checksum of the state as written, and the state.
-const fileFormat = 3
+const fileFormat = 4
 
 type storedFile struct {
 	Format int             `json:"format"`
@@ -124,17 +140,8 @@ type storedFile struct {
 }
 
 type storedState struct {
-	Floor  uint64        `json:"floor"`
-	Spaces []storedSpace `json:"spaces"`
-}
-
-type storedSpace struct {
-	Space     string   `json:"space"`
-	Epoch     uint64   `json:"epoch"`
-	Claim     string   `json:"claim,omitempty"`
-	Confirmed []string `json:"told,omitempty"`
-	Forget    bool     `json:"forget,omitempty"`
-	Used      int64    `json:"used"`
+	Floor  uint64           `json:"floor"`
+	Spaces map[string]Space `json:"spaces"` // by fingerprint, hex
 }
 
 var sumTable = crc32.MakeTable(crc32.Castagnoli)
@@ -176,7 +183,19 @@ func Parse(text []byte) (*Catalog, error) {
 	if sum := sumOf(f.State); sum != f.Sum {
 		return nil, fmt.Errorf("sum %q, and that of the state is %s", f.Sum, sum)
 	}
-	return state.catalog()
+	k, last := New(), state.Floor
+	k.Floor = state.Floor
+	for text, e := range state.Spaces {
+		var fp pool.Fingerprint
+		if err := decode16((*[16]byte)(&fp), text); err != nil {
+			return nil, fmt.Errorf("space: %w", err)
+		}
+		k.Spaces[fp], last = e, max(last, e.Epoch)
+	}
+	if last > MaxEpoch {
+		return nil, fmt.Errorf("epoch: %d, allowed: 0 to %d", last, uint64(MaxEpoch))
+	}
+	return k, nil
 }
 
 // sumOf returns the checksum of a state without white space between its parts.
@@ -188,57 +207,13 @@ func sumOf(state json.RawMessage) string {
 	return fmt.Sprintf("%08x", crc32.Checksum(compact, sumTable))
 }
 
-func parse16(what, text string) (out [16]byte, err error) {
-	b, err := hex.DecodeString(text)
-	if err != nil || len(b) != len(out) {
-		return out, fmt.Errorf("%s: %q, allowed: 32 hex digits", what, text)
-	}
-	return [16]byte(b), nil
-}
-
-func (s *storedState) catalog() (*Catalog, error) {
-	k := &Catalog{Spaces: make(map[pool.Fingerprint]Space, len(s.Spaces)), Floor: s.Floor}
-	if s.Floor > MaxEpoch {
-		return nil, fmt.Errorf("floor: %d, allowed: 0 to %d", s.Floor, uint64(MaxEpoch))
-	}
-	for i := range s.Spaces {
-		in := &s.Spaces[i]
-		fp, err := parse16("space", in.Space)
-		if err != nil {
-			return nil, err
-		}
-		e := Space{Epoch: in.Epoch, Confirmed: in.Confirmed, Used: in.Used, Forget: in.Forget}
-		if in.Claim != "" {
-			if e.Claim, err = parse16("claim", in.Claim); err != nil {
-				return nil, err
-			}
-		}
-		if e.Epoch > MaxEpoch {
-			return nil, fmt.Errorf("epoch: %d, allowed: 0 to %d", e.Epoch, uint64(MaxEpoch))
-		}
-		k.Spaces[fp] = e
-	}
-	return k, nil
-}
-
-func (k *Catalog) state() *storedState {
-	s := &storedState{Floor: k.Floor, Spaces: make([]storedSpace, 0, len(k.Spaces))}
-	byPrint := func(a, b pool.Fingerprint) int { return slices.Compare(a[:], b[:]) }
-	for _, fp := range slices.SortedFunc(maps.Keys(k.Spaces), byPrint) {
-		e := k.Spaces[fp]
-		out := storedSpace{Epoch: e.Epoch, Confirmed: e.Confirmed, Used: e.Used, Forget: e.Forget}
-		out.Space = hex.EncodeToString(fp[:])
-		if e.Claim != (Nonce{}) {
-			out.Claim = hex.EncodeToString(e.Claim[:])
-		}
-		s.Spaces = append(s.Spaces, out)
-	}
-	return s
-}
-
 // Encode returns the text of the file.
 func (k *Catalog) Encode() ([]byte, error) {
-	state, err := json.Marshal(k.state())
+	s := storedState{Floor: k.Floor, Spaces: make(map[string]Space, len(k.Spaces))}
+	for fp, e := range k.Spaces {
+		s.Spaces[hex.EncodeToString(fp[:])] = e
+	}
+	state, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
 	}

@@ -209,25 +209,15 @@ func (n *Names) Reset(fp pool.Fingerprint) error {
 
 // claimEpoch sets an epoch as a reset of this node, with a claim if any tier is shared: other nodes
 // may claim the epoch too.
-func (n *Names) claimEpoch(e *catalog.Space, epoch uint64) (err error) {
+func (n *Names) claimEpoch(e *catalog.Space, epoch uint64) error {
 	if epoch > catalog.MaxEpoch {
 		return fmt.Errorf("tier epoch %d, allowed: at most %d", epoch, uint64(catalog.MaxEpoch))
 	}
 	e.Epoch, e.Claim, e.Confirmed = epoch, catalog.Nonce{}, nil
-	if n.shared() {
-		e.Claim, err = catalog.NewNonce()
+	if slices.ContainsFunc(n.tiers, func(t *tier) bool { return !t.Local }) {
+		e.Claim = catalog.NewNonce()
 	}
-	return err
-}
-
-// shared reports whether some tier is used by other nodes.
-func (n *Names) shared() bool {
-	for _, t := range n.tiers {
-		if !t.Local {
-			return true
-		}
-	}
-	return false
+	return nil
 }
 
 // rename gives a space another epoch, and so another name in the tiers, and saves the catalog. The

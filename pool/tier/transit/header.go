@@ -108,12 +108,6 @@ func DamageError(stored *pool.Key, value []byte) error {
 // direct I/O needs.
 const Unit = 4096
 
-// MinStaging and MaxStaging bound the size of Staging, bytes.
-const (
-	MinStaging = 64 << 10
-	MaxStaging = 64 << 30
-)
-
 // Staging is the memory for values between the arena and the tiers: a shared mapping, so that a
 // store in another process can register it once. Reads from tiers may use all of it, writes half.
 type Staging struct {
@@ -131,13 +125,8 @@ type Staging struct {
 
 type extent struct{ off, len int64 }
 
-// OpenStaging maps staging of a size in bytes.
+// OpenStaging maps staging of a size in bytes, a multiple of Unit.
 func OpenStaging(bytes int64) (*Staging, error) {
-	if bytes < MinStaging || bytes > MaxStaging {
-		return nil, fmt.Errorf("tier: staging of %d bytes, allowed: %d to %d", bytes, int64(MinStaging),
-			int64(MaxStaging))
-	}
-	bytes = bytes &^ (Unit - 1)
 	fd, err := unix.MemfdCreate("kvagent-staging", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("tier: staging: memfd: %w", err)

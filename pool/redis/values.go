@@ -1,0 +1,167 @@
+package redis
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/redis/rueidis"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/remote"
+)
+
+// maxValue bounds the bytes of a block: a Redis string has at most 512 MiB.
+const maxValue = 512<<20 - pool.ValueHeader
+
+func (s *Store) name(k *pool.Key) string { return remote.Name(s.o.Prefix, k) }
+
+// readTo returns the command that reads a value from its first byte to byte last. The server sends
+// no more than that, whatever is stored under the name.
+func readTo(name string, last int) []string {
+	return []string{"GETRANGE", name, "0", strconv.Itoa(last)}
+}
+
+// batches calls do for the valid items, with as many at once as make one pipeline.
+func (s *Store) batches(
+	ctx context.Context, items []pool.Item, do func(context.Context, []*pool.Item) error,
+) error {
+	var batch []*pool.Item
+	room := s.o.BatchBytes
+	for i := range items {
+		it := &items[i]
+		if !remote.Valid(&it.Key) || len(it.Data) > maxValue {
+			it.Status = pool.Invalid
+			continue
+		}
+		if room -= int64(len(it.Data)); room < 0 && len(batch) > 0 {
+			if err := do(ctx, batch); err != nil {
+				return err
+			}
+			batch, room = batch[:0], s.o.BatchBytes-int64(len(it.Data))
+		}
+		batch = append(batch, it)
+	}
+	if err := do(ctx, batch); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// Put implements pool.Store. Busy is an item that the server had no room for, or refused.
+func (s *Store) Put(ctx context.Context, items []pool.Item) error {
+	return s.batches(ctx, items, s.putBatch)
+}
+
+// putBatch stores items unless they are stored already.
+func (s *Store) putBatch(ctx context.Context, items []*pool.Item) error {
+	commands := make([][]string, len(items))
+	for i, it := range items {
+		it.Status = pool.Busy
+		value := pool.AppendValueHeader(make([]byte, 0, pool.ValueHeader+len(it.Data)), &it.Key, it.Data)
+		value = append(value, it.Data...)
+		commands[i] = []string{"SET", s.name(&it.Key), rueidis.BinaryString(value), "NX"}
+		if it.Key.Space != pool.EpochMarkers {
+			commands[i] = append(commands[i], "PX", strconv.FormatInt(s.o.TTL.Milliseconds(), 10))
+		}
+	}
+	results, err := s.do(ctx, commands)
+	for i, r := range results {
+		switch err := r.Error(); {
+		case err == nil:
+			items[i].Status = pool.OK
+			s.condition.Set(remote.OK, nil)
+		case rueidis.IsRedisNil(err):
+			items[i].Status = pool.Exists
+		case isFull(err):
+			s.count[countFull].Add(1)
+			s.condition.Set(remote.Full, err)
+		default:
+			s.count[countFailed].Add(1)
+		}
+	}
+	return err
+}
+
+// Get implements pool.Store. An item that the server refused is Missing.
+func (s *Store) Get(ctx context.Context, items []pool.Item) error {
+	return s.batches(ctx, items, s.getBatch)
+}
+
+// getBatch deletes values that do not verify or have another length than asked for, so that they
+// can be stored again.
+func (s *Store) getBatch(ctx context.Context, items []*pool.Item) error {
+	commands := make([][]string, len(items))
+	for i, it := range items {
+		it.Status = pool.Missing
+		commands[i] = readTo(s.name(&it.Key), pool.ValueHeader+len(it.Data)) // one byte more than it should have
+	}
+	results, err := s.do(ctx, commands)
+	if err != nil {
+		return err
+	}
+	var bad []pool.Key
+	for i, it := range items {
+		value, err := results[i].ToString()
+		switch {
+		case err != nil:
+			s.count[countFailed].Add(1)
+		case value == "": // as if it were missing
+		case deliver(it, value):
+			it.Status = pool.OK
+		default:
+			it.Status = pool.Corrupt
+			s.count[countCorrupt].Add(1)
+			bad = append(bad, it.Key)
+		}
+	}
+	if err := s.Delete(ctx, bad); ctx.Err() != nil {
+		return err
+	}
+	return nil // the status of every item is known
+}
+
+// deliver copies a value to its item, and reports whether it verifies.
+func deliver(it *pool.Item, value string) bool {
+	if len(value) != pool.ValueHeader+len(it.Data) {
+		return false
+	}
+	copy(it.Data, value[pool.ValueHeader:])
+	return pool.CheckValue([]byte(value[:pool.ValueHeader]), &it.Key, it.Data) == nil
+}
+
+// Exists implements pool.Store: OK or Missing. It does not verify the value.
+func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
+	var commands [][]string
+	asked := make([]int, 0, len(keys))
+	for i := range keys {
+		status[i] = pool.Missing
+		if !remote.Valid(&keys[i]) {
+			status[i] = pool.Invalid
+			continue
+		}
+		asked = append(asked, i)
+		commands = append(commands, []string{"EXISTS", s.name(&keys[i])})
+	}
+	results, err := s.do(ctx, commands)
+	if err != nil {
+		return err
+	}
+	for i, r := range results {
+		if n, err := r.AsInt64(); err == nil && n > 0 {
+			status[asked[i]] = pool.OK
+		}
+	}
+	return ctx.Err()
+}
+
+// Delete implements pool.Store.
+func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
+	var commands [][]string
+	for i := range keys {
+		if remote.Valid(&keys[i]) {
+			commands = append(commands, []string{"UNLINK", s.name(&keys[i])})
+		}
+	}
+	_, err := s.do(ctx, commands)
+	return err
+}
