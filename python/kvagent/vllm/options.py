@@ -104,89 +104,48 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What no configuration sets; tests replace it. Names in ``_ms`` are milliseconds."""
+    """What no configuration sets; tests replace it. Names in ``_ms`` are milliseconds. VLLM.md says
+    what each limits.
+    """
 
     lookup_wait_ms: float = 1.0
-    """The longest that ``schedule()`` itself waits for the answer to a request just asked; at most
-    2 ms for all requests of one step.
-    """
     lookup_grace_ms: float = 200.0
-    """A request waits this long for an answer, over steps, however little a hit would save."""
     lookup_age_ms: float = 2_000.0
-    """The longest that a request waits for an answer, however much a hit would save."""
     tier_wait_ms: float = 200.0
-    """The longest that a request waits while the agent still queries its lower tiers."""
     min_load_tokens: int = 64
-    """Loads of fewer tokens are not worth it; such prompts are computed."""
     load_deadline_ms: float = 10_000.0
-    """A load that is not complete after this time is given up, and its request is computed."""
-    sync_load_bytes: int = 16 << 20
-    """The most bytes that one step waits for, per rank; LAYERWISE_BYTES with layerwise."""
+    sync_load_bytes: int = 16 << 20  # per rank; LAYERWISE_BYTES with layerwise
     sync_wait_ms: float = 250.0
-    """The longest that a step waits for its loads; then they are given up."""
     watermark_percent: float = 16.0
-    """With lazy offload, how many blocks are evicted before one when it is saved, in percent."""
-    pin_percent: float = 12.0
-    """The largest share of blocks that saves may pin; less than watermark_percent."""
+    pin_percent: float = 12.0  # less than watermark_percent
     remote_wait_ms: float = 30_000.0
-    """The longest that a request waits for the blocks that a prefill engine computes for it."""
     transfer_ttl_ms: int = 30_000
-    """How long the agent keeps a transfer of which it hears nothing from the prefill engine."""
     start_wait_ms: float = 2_000.0
-    """The longest that the engine's start waits for a running agent to accept its registration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options(Constants):
-    """The validated options."""
+    """The validated options, as VLLM.md describes them."""
 
     socket_dir: str = field(default_factory=socketdir.default)
     agent: str = ""
-    """start: an agent is started if none answers in the socket directory."""
     pool: str = ""
-    """The memory of that agent, as its --pool has it."""
     tenant: str = ""
-    """Engines share blocks only with engines of the same tenant."""
-    load_mode: str = "async"
-    """async: a request waits for its load while others compute. sync: the step that computes the
-    rest of its prompt waits for it, if the load is within sync_load_bytes. auto: sync where that is
-    possible.
-    """
+    load_mode: str = "async"  # auto where layerwise is given without it
     layerwise: bool = False
-    """Whether a step that waits for a load waits layer by layer, so that its first layers compute
-    while the last ones are copied. Where load_mode is not given, it is then auto.
-    """
     save_decode: bool = True
-    """Whether to save the blocks of generated tokens too, not only those of prompts."""
     offload: str = EAGER
-    """When blocks are saved. eager: once computed. lazy: once their eviction is near."""
     cpu_bytes_to_use_per_rank: int = 0
-    """The most bytes of each rank in the agent's memory, of what it stored; 0: any number."""
     transfers: bool = True
-    """Whether prompts are computed for decode engines, and received from prefill engines."""
     layout: str = "auto"
-    """The KV layout to ask vLLM for. auto: block-outermost on GPUs. none: vLLM's choice."""
     consumer_saves: bool = False
-    """Whether an engine with kv_role kv_consumer saves."""
     weights_version: str = ""
-    """The name of the first weights: engines of one base model and version share blocks."""
     weights_fixed: bool = False
-    """Whether the weights never change in place: every reset then concerns the cache alone."""
     media: str = "content"
-    """How blocks of prompts with images, audio or video are keyed. content: by the items' content.
-    trust: by the identifiers that vLLM hashes, which clients may choose. bypass: such requests are
-    neither saved nor loaded.
-    """
     share_tp: int = 0
-    """The least common multiple of the tensor parallel sizes that share; 0: this engine's own."""
     share_pp: int = 0
-    """The least common multiple of the pipeline parallel sizes that share; 0: this engine's own."""
     events: str = AUTO
-    """Whether the engine's KV events tell what the agent's memory holds. auto: where the engine has
-    enable_kv_cache_events in its kv_events_config. off: never.
-    """
     on_unsupported: str = UNCACHED
-    """What an engine does that cannot be served: start without the agent, or fail."""
 
 
 RANGES: dict[str, tuple[float, float]] = {

@@ -1,20 +1,11 @@
 """The identity of a space: everything besides the tokens that determines a block's bytes.
 
-Both roles derive it from the same vLLM configuration and must get the same result. A worker
-computes the blocks, so what it has counts: its configuration after vLLM's changes, and the
-attention backends and pages of its layers, since two backends may lay out blocks of one shape
-differently. The scheduler supposes the same of its own copy, asks vLLM which backends it would
-choose, and learns from the workers what they have (WorkerInfo).
+docs/vllm/identity.md says what counts. Both roles derive it from the same vLLM configuration. A
+worker computes the blocks, so what it has counts; the scheduler supposes the same of its own copy,
+asks vLLM which backends it would choose, and learns from the workers what they have (WorkerInfo).
 
-The weights count as a digest of the files that vLLM reads, which the engine has loaded earlier. So
-in a process that vLLM created for this engine, a file that changed after the process started counts
-as unknown: nothing shows which version was loaded.
-
-All that vLLM resolved and the environment count in a canonical form, but what the table
-harmless.txt names. Equal forms mean equal values: each value stands with its type, in a form that
-no other value has. A text that names a file or a folder counts with its content, and code that
-belongs neither to vLLM nor to the libraries that it comes with counts with its source. A value
-without such a form is unknown: its engine shares with no other.
+Equal forms mean equal values: each value stands with its type, in a form that no other value has. A
+value without a form is unknown: its engine shares with no other.
 """
 
 from __future__ import annotations

@@ -5,13 +5,11 @@ session with the agent of its own node; on each other node the part's first rank
 one, and does there what the scheduler orders in the step's plan (docs/decisions, several nodes).
 
 The scheduler's sessions are one, the joint session, which is there while each of them is. When a
-delegate's ends, the scheduler ends its own too, and all leases with it. Those at other agents
-belong to questions: a plan tells which are open, and each delegate releases the leases of all
-others.
+delegate's ends, the scheduler ends its own too, and all leases with it. Leases at other agents
+belong to questions: each delegate releases those of questions that a plan no longer calls open.
 
-A hit is what all agents have. The delegates are asked with the next plan, and answer with its
-report. The own agent is asked after that, for no more than the least of their answers. For full
-attention, and so for all models that are served so, the first blocks of a longer hit are a hit.
+A hit is what all agents have: the delegates are asked with the next plan, and the own agent after
+their answers, for no more than the least of them.
 """
 
 from __future__ import annotations
