@@ -1,15 +1,11 @@
 """The boundary between vLLM and the connector: no error of the connector's leaves a call of vLLM's
 (docs/VLLM.md, "Errors"), and an engine that cannot be served runs without the agent and says so.
 
-A call that fails gets the answer of a connector that has nothing. If it is about one request, that
-request goes on uncached; after any other error the scheduler's part retires, and a worker leaves
-the agent and joins it again. A part that fails again and again retires for good. Each kind of error
-is logged once with its traceback, and all are counted (``errors``).
-
-Errors by which the connector refuses a start leave it: Unsupported with ``on_unsupported: fail``,
-and OptionError. Otherwise the scheduler's part retires, for a reason that it finds at its start, or
-that a worker reports with its first step: a worker sees the tensors of its KV caches, and groups
-that vLLM flattens for the scheduler.
+A call that fails gets the answer of a connector that has nothing. Errors by which the connector
+refuses a start leave it: Unsupported with ``on_unsupported: fail``, and OptionError. Otherwise the
+scheduler's part retires, for a reason that it finds at its start, or that a worker reports with its
+first step: a worker sees the tensors of its KV caches, and groups that vLLM flattens for the
+scheduler.
 """
 
 from __future__ import annotations

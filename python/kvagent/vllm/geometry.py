@@ -5,9 +5,6 @@ vLLM's configuration says which ranks are on a node where vLLM itself spreads th
 k has the k-th of equal runs of them. With Ray, or a custom executor, each worker tells its node in
 its first report, and all must be on that of the scheduler.
 
-The connector asks vLLM for a block-outermost layout where the attention backend supports it, since
-the copies between engine and agent are as large as the contiguous runs of a block.
-
 Workers see the specifications of all layers of a group (UniformTypeKVCacheSpecs), the scheduler
 that of one of them. Both take the first one's. Specifications are known by the names of their
 classes, so that this imports no vllm.

@@ -1,17 +1,10 @@
 """The weights generation of an engine: the pair of its identity that says which weights computed
 its blocks, and the changes at run time that end it.
 
-The pair ``weights`` is a digest of what the engine loaded. Weights changed in place keep that
-digest, so the generation changes with them, and with it the space: blocks of the old weights are no
-longer found, and blocks of the new weights are shared only with engines to which the user gave the
-same name. The scheduler chooses the generation, keeps it for the engine's lifetime and tells the
-workers; the agent has no part in the choice.
-
-vLLM tells its connectors of no change of the weights, only of a reset that the caller must request.
-But all calls that change them pass the engine core, in the scheduler's process, and none while a
-step is planned. With VLLM_ENABLE_V1_MULTIPROCESSING=0 the engine core runs in the calling program's
-own process, where a write to the model passes none of vLLM's calls. So there each reset of vLLM's
-own prefix cache counts as new weights, unless the present ones have a name.
+docs/vllm/weights.md says what changes it. The scheduler chooses the generation and tells the
+workers. vLLM tells its connectors of no change of the weights, only of a reset that the caller must
+request. But all calls that change them pass the engine core, in the scheduler's process, and none
+while a step is planned.
 """
 
 from __future__ import annotations
