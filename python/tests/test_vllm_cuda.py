@@ -143,7 +143,7 @@ def test_virtual_memory_goes_by_the_descriptors_of_its_pieces() -> None:
     ],
 )
 def test_what_no_other_process_can_open_is_refused_with_a_hint(driver: FakeDriver, storage: Storage, hint: str) -> None:
-    with pytest.raises(Unsupported, match=hint):
+    with pytest.raises(NotExportable, match=hint):
         memory({"a": Tensor(storage)}, [["a"]], 9, driver)
     assert driver.closed()
 
@@ -151,7 +151,7 @@ def test_what_no_other_process_can_open_is_refused_with_a_hint(driver: FakeDrive
 def test_one_bad_allocation_closes_the_good_ones() -> None:
     driver = FakeDriver(virtual=range(4 * PIECE))
     layers = {"a": Tensor(Storage(0, PIECE, 1)), "b": Tensor(Storage(1 << 40, PIECE, 2))}
-    with pytest.raises(Unsupported, match="without a handle"):
+    with pytest.raises(NotExportable, match="without a handle"):
         memory(layers, [["a", "b"]], 9, driver)
     assert driver.open
     assert driver.closed()

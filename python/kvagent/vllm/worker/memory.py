@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kvagent.cuda import CudaDriver, Exported, export
-from kvagent.errors import KVAgentError
 from kvagent.messages import Region, RegionKind, Segment
 from kvagent.vllm.geometry import Unsupported
 
@@ -175,11 +174,9 @@ def _export(storages: Mapping[int, tuple[int, Any]], driver: CudaDriver) -> tupl
     try:
         for place, storage in storages.values():
             exported.append(export(driver, place + FIRST_REGION, int(storage.data_ptr()), int(storage.nbytes())))
-    except BaseException as error:
+    except BaseException:
         for one in exported:
             one.close()
-        if isinstance(error, KVAgentError):
-            raise Unsupported(str(error)) from error
         raise
     return tuple(exported)
 
