@@ -22,7 +22,7 @@ type Seal struct {
 const (
 	KeyBytes = 32
 	TagBytes = 16
-	Part     = 256 << 10 // of a block under one tag
+	Part     = 512 << 10 // of a block under one tag
 )
 
 // ErrForged is a part that the other side has not sent, or not at this place.
