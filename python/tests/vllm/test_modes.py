@@ -84,16 +84,17 @@ class Loads:
         self.blocks = 0
         plan = world.side.loads.plan
 
-        def planned(job: int, tracked: Any, tables: Any, external: int, *, waits: bool) -> None:
+        def planned(job: int, tracked: Any, tables: Any, external: int) -> Any:
             switches = self.given.get(tracked.request.request_id, {})
             assert switches.get("kvagent.load", True), "loaded against its switch"
             assert external <= switches.get("kvagent.max_load_tokens", external), "more than its switch allows"
             self.blocks += external // BLOCK
             if errors is not None and errors.random() < ERRORS:
                 raise RuntimeError("planted")
-            plan(job, tracked, tables, external, waits=waits)
+            promise = plan(job, tracked, tables, external)
             if errors is not None and errors.random() < ERRORS:
                 raise RuntimeError("planted")
+            return promise
 
         world.side.loads.plan = planned
 
