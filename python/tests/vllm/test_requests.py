@@ -137,3 +137,20 @@ def test_a_request_that_is_not_to_be_served_from_caches(worlds: Any, agent: Agen
     assert world.side.counts.loads == 0
     assert world.outputs["unread"] == world.outputs["cold"]
     clean(world, agent)
+
+
+@pytest.mark.parametrize("kind", [{"window": 4 * BLOCK, "kind": "chunked"}, {"window": 3 * BLOCK + 1}, {}])
+def test_the_last_token_of_a_prompt_of_whole_blocks_is_right(
+    worlds: Any, agent: AgentProcess, kind: dict[str, Any]
+) -> None:
+    """vLLM computes it again if all are loaded, and what it attends to begins in an earlier block
+    than for the token after it: the chunk before, or one more block of the window.
+    """
+    prompt = [i % 400 + 5 for i in range(8 * BLOCK)]
+    for name in "cold", "warm":
+        world = worlds(blocks=200, **kind)
+        world.add(name, prompt, 20)
+        world.run()
+        assert not world.gpu.bad, world.gpu.bad[:3]
+    assert world.side.counts.tokens_loaded == (7 if kind else 8) * BLOCK
+    clean(world, agent)

@@ -278,6 +278,7 @@ class Loads:
         self._asks_ready = asks_ready
         self._agent = agent
         self._geometry = geometry
+        self._windowed = any(group.window for group in geometry.groups)
         self._least = options.min_load_tokens
         self._deadline_s = options.load_deadline_ms / 1e3
         self._blocks = blocks
@@ -303,9 +304,10 @@ class Loads:
 
     def most(self, tracked: Tracked, own: int) -> int:
         """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
-        vLLM computes the last one again if all are loaded, which a state must not take twice.
+        vLLM computes the last one again if all are loaded. A state must not take it twice; for it a
+        window or chunk may begin in an earlier block than for the token after it.
         """
-        most: int = tracked.request.num_tokens - bool(self._geometry.states)
+        most: int = tracked.request.num_tokens - self._windowed
         return min(most, own + tracked.asking.most)
 
     def forget(self, tracked: Tracked) -> None:
