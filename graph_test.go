@@ -60,18 +60,19 @@ var mayImport = map[string][]string{
 	"lookup":              {"pool"},
 	"transfer":            {"pool", "cudaipc", "transfer/pace"},
 	"transfer/pace":       {},
-	"agent": {"agent/admin", "agent/contain", "agent/delivery", "agent/events", "agent/history", "agent/hints",
-		"agent/lease", "agent/raise", "agent/ready", "agent/registration", "agent/share",
-		"lookup", "transfer", "transfer/pace", "ipc", "ipc/socketdir",
-		"ipc/peercred", "cudaipc", "pool", "connlimit"},
+	"agent": {"agent/contain", "agent/lease", "agent/ready", "agent/registration", "agent/report", "agent/share",
+		"lookup", "transfer", "transfer/pace", "ipc", "ipc/socketdir", "ipc/peercred", "cudaipc", "pool", "connlimit"},
+	"agent/report": {"cudaipc", "ipc", "pool", "transfer", "transfer/pace"},
 	"agent/contain": {},
 	"agent/share":   {},
-	"agent/admin": {"agent/delivery", "agent/events", "agent/history", "agent/hints", "agent/page", "transfer",
-		"transfer/pace", "ipc", "ipc/socketdir", "cudaipc", "connlimit", "pool", "pool/peer"},
-	"agent/delivery":     {"pool", "backoff"},
+	"agent/guests": {"agent/admin", "agent/delivery", "agent/events", "agent/history", "agent/hints", "agent/raise",
+		"agent/report", "ipc", "lookup", "pool", "transfer"},
+	"agent/admin": {"agent/delivery", "agent/events", "agent/history", "agent/hints", "agent/page", "agent/report",
+		"ipc/socketdir", "connlimit", "pool", "pool/peer"},
+	"agent/delivery":     {"ipc", "lookup", "pool", "backoff"},
 	"agent/events":       {"ipc", "lookup", "pool"},
 	"agent/history":      {"ipc", "pool"},
-	"agent/hints":        {"ipc", "pool"},
+	"agent/hints":        {"ipc", "lookup", "pool"},
 	"agent/lease":        {"pool"},
 	"agent/page":         {"third_party/uplot"},
 	"agent/peering":      {"agent/delivery", "pool", "pool/peer", "pool/peer/allow"},
@@ -82,11 +83,19 @@ var mayImport = map[string][]string{
 	"mockengine":         {"ipc", "cudaipc", "cudaipc/engine", "trace"},
 	"proof":              {"cudaipc", "cudaipc/...", "pool", "pool/dram", "transfer", "transfer/pace"},
 	"third_party/uplot":  {},
-	"takeover":           {"agent", "agent/admin", "ipc", "ipc/socketdir", "pool/dram"},
+	"takeover":           {"agent/report", "ipc", "ipc/socketdir", "pool/dram"},
 	"lab":                {"lab/...", "settings"},
 	"lab/...":            {"..."},
 	"cmd/kvagent":        {"..."}, // but nothing of the lab: TestAgentLinksNoLab
 	"cmd/kvbench":        {"lab"},
+}
+
+// core are the packages that every request passes, and what they are made of. All others are guests,
+// which cmd/kvagent joins with it, or belong to a lab.
+var core = []string{
+	"agent", "agent/contain", "agent/lease", "agent/ready", "agent/registration", "agent/report", "agent/share",
+	"lookup", "transfer", "transfer/pace", "ipc", "ipc/...", "cudaipc", "cudaipc/...", "pool", "pool/dram",
+	"pool/dram/...", "takeover", "settings", "backoff", "connlimit", "crc32c", "pagefault", "secret",
 }
 
 // mayUseC lists the packages that may call C, each one library: foreign code lives in one package,
@@ -124,6 +133,21 @@ func TestImportGraph(t *testing.T) {
 			t.Errorf("%s imports %s, but may import only %s: pass what it needs from above (an argument, a func, or "+
 				"an interface that %s declares), or move the code to the package that owns the noun",
 				name, inModule(imported), list(allowed), name)
+		}
+	}
+}
+
+func TestTheCoreImportsNoGuest(t *testing.T) {
+	for _, p := range listPackages(t) {
+		name := inModule(p.ImportPath)
+		if !within(name, core) {
+			continue
+		}
+		for _, imported := range p.Imports {
+			if strings.HasPrefix(imported, module+"/") && !within(inModule(imported), core) {
+				t.Errorf("%s is of the core and imports %s, which is not: give the core a seam that a guest fills",
+					name, inModule(imported))
+			}
 		}
 	}
 }

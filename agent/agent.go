@@ -10,9 +10,9 @@
 //	space.resetting     a weights epoch is advanced, which calls the pool
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
-//	events' locks       under which the pool's and an outbox's are taken
+//	guests' locks       under which the pool's and an outbox's are taken
 //	jobTable.mu, outbox.mu, lease.Ledger.mu, share.Mappings.mu,
-//	a worker's, the pool's, delivery.Table's
+//	a worker's, the pool's
 //
 // switches.mu is taken before sessions.mu and outbox.mu, and while no other lock is held. A
 // worker's completion, a look-up other than a reset, and the pool's pressure call (made without the
@@ -30,13 +30,9 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/agent/delivery"
-	"github.com/kvagent/kvagent/agent/events"
-	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/agent/lease"
-	"github.com/kvagent/kvagent/agent/raise"
 	"github.com/kvagent/kvagent/agent/ready"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/agent/share"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/cudaipc"
@@ -57,7 +53,7 @@ type Agent struct {
 	boot   [16]byte
 	since  time.Time
 
-	metrics  *admin.Metrics
+	metrics  *report.Metrics
 	ledger   *lease.Ledger
 	registry *registry
 	sockets  *lookupSockets
@@ -66,14 +62,9 @@ type Agent struct {
 	workers  *workers
 	memory   *memory
 
-	deliveries    *delivery.Table
-	*raise.Raiser // for other agents
-	hints         *hints.Ledger
-	events        *events.Desk
+	guests Guests
 
 	listener *ipc.SessionListener
-	view     *admin.View
-	web      *admin.Server
 	owned    sync.WaitGroup // goroutines: accept, sweep, expire
 	stop     chan struct{}  // closed to end sweep and expire
 	ready    atomic.Bool
@@ -87,8 +78,8 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 	cfg.fill()
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, rare: Rarely(log), since: time.Now(),
-		metrics:  admin.NewMetrics(endReasons[:], panicPlaces[:]),
-		switches: newSwitches(), stop: make(chan struct{}),
+		metrics:  report.NewMetrics(endReasons[:], panicPlaces[:]),
+		switches: newSwitches(), guests: noGuests{}, stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
 	a.ledger = lease.New(max(capacity/4*3, cfg.LeaseBytes), p.Unpin, a.tiers) // saves find room in the rest
@@ -105,7 +96,6 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 			zap.Int("sessions", limits.Sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
 	}
 	a.assemble(limits)
-	a.view = admin.NewView(a.source(), a.metrics)
 	if w, ok := device.(cudaipc.Watcher); ok {
 		w.Watch(a.lostPeer)
 	}
@@ -123,18 +113,6 @@ func Rarely(log *zap.Logger) *zap.Logger {
 // assemble makes the agent's parts and gives each its dependencies.
 func (a *Agent) assemble(limits share.Share) {
 	a.registry = newRegistry(a.pool, &a.cfg.Limits, a.cfg.LeaseBytes)
-	a.deliveries = delivery.New(delivery.Config{
-		TTL: a.cfg.Peers.TransferTTL, Fetch: a.cfg.Peers.Fetch, Deliver: a.cfg.Peers.Deliver,
-	})
-	a.Raiser = raise.New(raise.Config{
-		Index: a.pool, Tiers: a.tiers, Windowed: a.registry.windowed, Committed: a.deliveries.Committed,
-	})
-	a.hints = hints.New(a.hintConfig(a.pool.Stats().Capacity))
-	var storage pool.Journal
-	if a.tiers != nil {
-		storage = a.tiers.Storage()
-	}
-	a.events = events.New(a.pool, storage, a.cfg.Tokens, a.log)
 	a.workers = newWorkers(a)
 	a.sockets = newLookupSockets(limits.Peers, &answers{
 		Agent: a, index: a.pool,
@@ -153,7 +131,7 @@ func (a *Agent) assemble(limits share.Share) {
 }
 
 // Set switches loads and saves on or off; nil leaves one as it is. Every session is notified.
-func (a *Agent) Set(loads, saves *bool) admin.SwitchState { return a.sessions.set(loads, saves) }
+func (a *Agent) Set(loads, saves *bool) report.SwitchState { return a.sessions.set(loads, saves) }
 
 // Sessions returns how many sessions are open, and the number of the newest one.
 func (a *Agent) Sessions() (open int, newest uint64) {

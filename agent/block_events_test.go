@@ -221,7 +221,7 @@ func TestEventsOfTheDisk(t *testing.T) {
 		t.Fatalf("%d of %d blocks are found", n, saved)
 	}
 	until("all is told", func() bool { // the last notes of memory may come after those of the disk
-		told = r.agent.Status().Events.Told
+		told = r.guests.Status().Events.Told
 		return len(in[ipc.MediumStorage]) == saved && told == [2]int{len(in[ipc.MediumMemory]), saved}
 	})
 	if n := len(in[ipc.MediumMemory]); n == 0 || n == saved {
@@ -251,7 +251,7 @@ func TestEventsAreRefused(t *testing.T) {
 	if router.ask(1, false); router.hear() != ipc.EventsRefused {
 		t.Error("a session that has unregistered is told")
 	}
-	if e := r.agent.Status().Events; e.Subscribers != 0 || e.Spaces != 1 {
+	if e := r.guests.Status().Events; e.Subscribers != 0 || e.Spaces != 1 {
 		t.Errorf("%+v, want one space and no session", e)
 	}
 }

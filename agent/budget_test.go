@@ -18,12 +18,12 @@ import (
 // owner returns what the status says of an owner.
 func (r *rig) owner(name string) (found pool.OwnerStats) {
 	r.t.Helper()
-	for _, o := range r.agent.Status().Pool.Owners.Each {
+	for _, o := range r.guests.Status().Pool.Owners.Each {
 		if o.Name == name {
 			return o
 		}
 	}
-	r.t.Fatalf("no owner %q: %+v", name, r.agent.Status().Pool.Owners)
+	r.t.Fatalf("no owner %q: %+v", name, r.guests.Status().Pool.Owners)
 	return found
 }
 
@@ -227,7 +227,7 @@ func TestEngineKilledAtItsBudget(t *testing.T) {
 	r.waitFor("the dead engine is gone", func(s admin.Status) bool {
 		return s.Engines == 0 && s.Sessions == 0 && s.Jobs == 0 && s.Regions == 0
 	})
-	o, st := r.owner(victimName), r.agent.Status().Pool
+	o, st := r.owner(victimName), r.guests.Status().Pool
 	if used := o.Bytes; used != st.Entries*testBlockBytes || st.Partial != 0 || st.Used != used || o.Open {
 		t.Errorf("%+v, %d entries, %d partial, %d bytes used", o, st.Entries, st.Partial, st.Used)
 	}

@@ -5,48 +5,35 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/agent/history"
-	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/transfer"
 	"github.com/kvagent/kvagent/transfer/pace"
 )
 
-// MaxKeepPercent bounds Config.KeepPercent, so that blocks of other requests find room.
-const MaxKeepPercent = 50
-
 // Config configures an agent. The zero value of a field means its default where one is named.
 type Config struct {
-	Dir string // socket directory
-	// Admin is the listener of admin.sock, whose lock is the directory's; if it is nil, Start
-	// listens. The agent owns it once New has succeeded.
-	Admin       *socketdir.Listener
-	SocketGroup int // group id of the directory and its sockets; 0 or less: the owner alone
+	Dir         string // socket directory
+	SocketGroup int    // group id of the directory and its sockets; 0 or less: the owner alone
 	AllowUIDs   []uint32
 	AllowGIDs   []uint32
 	Integrity   transfer.Integrity
 	// VerifySample is the sampling interval of the end-to-end check: one block in VerifySample, of
 	// each worker and direction, is checked; 0: none, 1: all.
 	VerifySample uint32
-	LeaseBytes   int64  // cap of one engine's leases; 0: half of the pool
-	KeepPercent  int    // of the pool, that blocks may take that hints pin; 0: none are pinned
-	Ranks        bool   // the pool's policy of eviction follows advice
-	HTTP         string // address for HTTP besides admin.sock, or empty
-	// HTTPNames are names and addresses that HTTP answers to besides its own and localhost.
-	HTTPNames []string
-	Tokens    string // file for the tokens that KV events need, which the next process reads; empty: none
-	Lanes     int    // copies that run at once; 0: one per processor, at least 2
+	LeaseBytes   int64 // cap of one engine's leases; 0: half of the pool
+	Lanes        int   // copies that run at once; 0: one per processor, at least 2
 	// Pace is the limit of copies that can wait, on each GPU and on the CPUs: pace.Off, pace.Auto,
 	// or bytes per second.
 	Pace int64
 	// CPUPacer paces the copies on the CPUs, which others may use too; nil: one is made of Pace.
 	CPUPacer *pace.Pacer
 	Limits   Limits
-	Peers    Peers
-	Version  string // of this build, for status
+	// PeerAddress is the host:port where agents of other nodes reach this one, which engines tell
+	// each other; empty: none do.
+	PeerAddress string
+	Version     string // of this build, for status
 	// Orphans reports the movers that earlier agents of the directory left running; nil: none.
-	Orphans func() admin.Orphans
-	History *history.History // what /explain is made from; nil: nothing is remembered
+	Orphans func() report.Orphans
 }
 
 // Limits bounds an agent's waits, and what clients may make it keep. Protocol limits are in package
@@ -62,7 +49,6 @@ type Limits struct {
 	Predecessor time.Duration // longest wait of a REGISTER for the teardown of the same rank's previous session
 	Stuck       time.Duration // a worker's step older than this fails /livez
 	Watch       time.Duration // interval at which what has reached its time ends
-	Handler     time.Duration // one HTTP request
 	// longest wait of a look-up for tiers below memory; a deadline in the own form may shorten it
 	AskWait time.Duration
 
@@ -73,7 +59,7 @@ type Limits struct {
 var DefaultLimits = Limits{
 	Sessions: 1024, Engines: 256, Spaces: 1024, Sockets: 256, Outbox: 8192,
 	Parts: 60 * time.Second, Predecessor: 3 * time.Second,
-	Stuck: 90 * time.Second, Watch: time.Second, Handler: 10 * time.Second, AskWait: 2 * time.Millisecond,
+	Stuck: 90 * time.Second, Watch: time.Second, AskWait: 2 * time.Millisecond,
 	Transfer: transfer.DefaultLimits,
 }
 
@@ -89,6 +75,6 @@ func (c *Config) fill() {
 	l.Outbox = cmp.Or(l.Outbox, d.Outbox)
 	l.Parts, l.Predecessor = cmp.Or(l.Parts, d.Parts), cmp.Or(l.Predecessor, d.Predecessor)
 	l.Stuck, l.Watch = cmp.Or(l.Stuck, d.Stuck), cmp.Or(l.Watch, d.Watch)
-	l.Handler, l.AskWait = cmp.Or(l.Handler, d.Handler), cmp.Or(l.AskWait, d.AskWait)
+	l.AskWait = cmp.Or(l.AskWait, d.AskWait)
 	l.Transfer = cmp.Or(l.Transfer, d.Transfer)
 }

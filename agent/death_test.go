@@ -148,7 +148,7 @@ func (r *rig) onlyStays(regions int) {
 	r.waitFor("the dead engine is gone", func(s admin.Status) bool {
 		return s.Engines == 1 && s.Regions == regions && s.Leases == 0 && s.Sessions == 2 && s.Jobs == 0
 	})
-	st := r.agent.Status()
+	st := r.guests.Status()
 	r.t.Logf("clean-up: %.2f ms", st.CleanupMaxMS)
 	if st.CleanupMaxMS >= 2000 {
 		r.t.Errorf("clean-up took %.1f ms, want less than 2000", st.CleanupMaxMS)
@@ -168,7 +168,7 @@ func TestEngineKilled(t *testing.T) {
 			if child != 0 {
 				defer func() { check(t, unix.Kill(child, unix.SIGKILL)) }()
 			}
-			before := r.agent.Status()
+			before := r.guests.Status()
 			check(t, cmd.Process.Signal(unix.SIGKILL))
 			r.onlyStays(2)
 			if phase == "saving" && before.Jobs != 1 {
@@ -224,7 +224,7 @@ func TestEngineStopped(t *testing.T) {
 			t.Fatalf("load beside a stopped engine: %v", got)
 		}
 	}
-	if st := r.agent.Status(); st.Engines != 2 || st.Leases != 1 {
+	if st := r.guests.Status(); st.Engines != 2 || st.Leases != 1 {
 		t.Errorf("%d engines, %d leases: a stopped engine keeps its own", st.Engines, st.Leases)
 	}
 	check(t, cmd.Process.Signal(unix.SIGCONT))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
@@ -231,8 +232,8 @@ func TestExplainTierLate(t *testing.T) {
 
 // Histories are on admin.sock alone.
 func TestExplainIsForTheOperator(t *testing.T) {
-	r := newRig(t, withPool(4<<20), withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
-	answer, err := http.Get("http://" + r.agent.HTTPAddr().String() + "/explain?last=5")
+	r := newRig(t, withPool(4<<20), withGuests(func(o *guests.Options) { o.HTTP.HTTP = "127.0.0.1:0" }))
+	answer, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/explain?last=5")
 	check(t, err)
 	check(t, answer.Body.Close())
 	if answer.StatusCode != http.StatusForbidden {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 )
@@ -15,7 +16,7 @@ import (
 // the places of the oldest, so that a probe is answered.
 func TestHTTPConnectionsAreBounded(t *testing.T) {
 	// none is closed because it is slow
-	r := newRig(t, withConfig(func(c *Config) { c.Limits.Handler = 10 * patience }))
+	r := newRig(t, withGuests(func(o *guests.Options) { o.HTTP.Limit = 10 * patience }))
 	var open []net.Conn
 	closed := 0
 	for range 3 * admin.MaxConns {
@@ -68,7 +69,7 @@ func TestRegionsOfAllAreBounded(t *testing.T) {
 	}
 	a.unregister()
 	c.registered(c.again(register("c")))
-	if n := r.agent.Status().Regions; n != 4 {
+	if n := r.guests.Status().Regions; n != 4 {
 		t.Errorf("%d regions are open, want 4", n)
 	}
 }

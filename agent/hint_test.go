@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier"
 )
 
 // pinning is an agent whose blocks may be pinned, and which looks at its clock often.
-func pinning(c *Config) { c.KeepPercent, c.Limits.Watch = 50, 10*time.Millisecond }
+func pinning(c *rigConfig) { c.joined.KeepPercent, c.Limits.Watch = 50, 10*time.Millisecond }
 
 // do sends one action on blocks, and returns its first receipt.
 func do(c *client, kind uint8, hashes []byte, lasts time.Duration) ipc.HintReceipt {
@@ -37,7 +38,7 @@ func TestPinnedBlocks(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, withPool(4<<20), withConfig(pinning))
+			r := newRig(t, withPool(4<<20), pinning)
 			scheduler, workers, answer := r.joinEngine(register("a"))
 			if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
 				t.Fatalf("save: %v", got)
@@ -49,14 +50,14 @@ func TestPinnedBlocks(t *testing.T) {
 			if got := do(scheduler, ipc.HintPin, chain(1, 12), pin); got.State != ipc.HintAccepted || got.Blocks != 8 {
 				t.Errorf("receipt %+v, want 8 blocks", got)
 			}
-			if h := r.agent.Status().Hints; h.PinnedBlocks != 8 || h.PinnedBytes == 0 || h.PinBudget == 0 {
+			if h := r.guests.Status().Hints; h.PinnedBlocks != 8 || h.PinnedBytes == 0 || h.PinBudget == 0 {
 				t.Errorf("%+v, want 8 blocks that are pinned", h)
 			}
 			if end != nil {
 				end(scheduler)
 			}
 			r.waitFor("the end of the pins", func(s admin.Status) bool { return s.Hints.PinnedBlocks == 0 })
-			if h := r.agent.Status().Hints; h.PinnedBytes != 0 {
+			if h := r.guests.Status().Hints; h.PinnedBytes != 0 {
 				t.Errorf("%d bytes are pinned of no block", h.PinnedBytes)
 			}
 		})
@@ -66,7 +67,7 @@ func TestPinnedBlocks(t *testing.T) {
 // Pins outlive the engine whose request asked for them, and end with the agent
 // (checkNothingLeft).
 func TestPinnedBlocksOutliveTheirEngine(t *testing.T) {
-	r := newRig(t, withPool(4<<20), withConfig(pinning))
+	r := newRig(t, withPool(4<<20), pinning)
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	workers[0].save(answer.Epoch, chain(1, 8), 0)
 	do(scheduler, ipc.HintPin, chain(1, 8), time.Hour)
@@ -76,7 +77,7 @@ func TestPinnedBlocksOutliveTheirEngine(t *testing.T) {
 	workers[0].close()
 	scheduler.close()
 	r.waitFor("the end of the engine", func(s admin.Status) bool { return s.Engines == 0 && s.Sessions == 0 })
-	if h := r.agent.Status().Hints; h.PinnedBlocks != 8 || h.Pending != 2 {
+	if h := r.guests.Status().Hints; h.PinnedBlocks != 8 || h.Pending != 2 {
 		t.Errorf("%+v, want 8 pinned blocks, and two actions that go on", h)
 	}
 	r.agent.Close()
@@ -93,7 +94,7 @@ func TestBriefBlocksAreDropped(t *testing.T) {
 		})},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, append(options, withConfig(pinning))...)
+			r := newRig(t, append(options, pinning)...)
 			scheduler, workers, answer := r.joinEngine(register("a"))
 			workers[0].save(answer.Epoch, chain(1, 8), 0)
 			if r.agent.tiers != nil {
@@ -103,7 +104,7 @@ func TestBriefBlocksAreDropped(t *testing.T) {
 			if over := next[*ipc.Hinted](scheduler).Receipts[0]; over.State != ipc.HintAccepted || over.Blocks != 5 {
 				t.Errorf("last receipt %+v, want 5 dropped blocks", over)
 			}
-			if h := r.agent.Status().Hints; h.Dropped != 5 || h.Pending != 0 {
+			if h := r.guests.Status().Hints; h.Dropped != 5 || h.Pending != 0 {
 				t.Errorf("%+v, want 5 dropped blocks", h)
 			}
 			if got := r.pool.Stats().Entries; got != 3 {
@@ -115,7 +116,7 @@ func TestBriefBlocksAreDropped(t *testing.T) {
 
 // A session reaches the blocks of its own space alone, and one without a space none.
 func TestHintsOnOthersBlocksAreMissing(t *testing.T) {
-	r := newRig(t, withPool(4<<20), withConfig(pinning))
+	r := newRig(t, withPool(4<<20), pinning)
 	_, workers, answer := r.joinEngine(register("a"))
 	workers[0].save(answer.Epoch, chain(1, 8), 0)
 	stranger := r.dial()
@@ -135,14 +136,14 @@ func TestHintsOnOthersBlocksAreMissing(t *testing.T) {
 			t.Errorf("of another space: %+v", got)
 		}
 	}
-	if h := r.agent.Status().Hints; h.Ignored != 1 || h.PinnedBlocks != 0 || h.Dropped != 0 {
+	if h := r.guests.Status().Hints; h.Ignored != 1 || h.PinnedBlocks != 0 || h.Dropped != 0 {
 		t.Errorf("%+v, want one ignored and nothing pinned or dropped", h)
 	}
 }
 
 // An agent without a budget rejects pins.
 func TestNothingIsPinnedWithoutABudget(t *testing.T) {
-	without := newRig(t, withPool(4<<20), withConfig(func(c *Config) { c.KeepPercent = 0 }))
+	without := newRig(t, withPool(4<<20), withGuests(func(o *guests.Options) { o.KeepPercent = 0 }))
 	scheduler, workers, answer := without.joinEngine(register("a"))
 	workers[0].save(answer.Epoch, chain(1, 8), 0)
 	if got := do(scheduler, ipc.HintPin, chain(1, 8), time.Hour); got.State != ipc.HintRejected {
@@ -160,7 +161,7 @@ func TestHintMetricsAtZero(t *testing.T) {
 // A prefetch brings what only a tier has into memory, so that a look-up finds it there at once.
 func TestPrefetchBringsBlocksFromATier(t *testing.T) {
 	disk := tier.Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: tier.OnSave}
-	r := newRig(t, withPool(4<<20), withTiers(disk), withConfig(pinning))
+	r := newRig(t, withPool(4<<20), withTiers(disk), pinning)
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	workers[0].save(answer.Epoch, chain(1, 8), 0)
 	r.waitTier(8)
@@ -204,7 +205,7 @@ func TestHintFetchesFromAnotherAgent(t *testing.T) {
 	}
 	x.loads(q, 8)
 	nothingFetched(p, d)
-	if s := d.agent.Status().Transfers; s.Fetches != 1 {
+	if s := d.guests.Status().Transfers; s.Fetches != 1 {
 		t.Errorf("%+v, want one fetch", s)
 	}
 	fetch.Actions[0].ID, fetch.Chains[0].Hashes = "7/1", chain(2, 3)
@@ -217,7 +218,7 @@ func TestHintFetchesFromAnotherAgent(t *testing.T) {
 
 // What is sent to POST /hints is bounded and checked, field by field.
 func TestHintBodiesAreChecked(t *testing.T) {
-	r := newRig(t, withPool(4<<20), withConfig(pinning))
+	r := newRig(t, withPool(4<<20), pinning)
 	_, workers, answer := r.joinEngine(register("a"))
 	workers[0].save(answer.Epoch, chain(1, 8), 0)
 	one := hex.EncodeToString(chain(1, 1))

@@ -8,8 +8,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/registration"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
@@ -107,7 +107,7 @@ func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status p
 	}
 	s.owner.metrics.CountBlocks(job.Kind, statuses, 0)
 	if job.Kind == transfer.Save {
-		s.refused(convertSections(sections), statuses)
+		s.saved(convertSections(sections), statuses)
 	}
 	s.answer(done(job.ID, statuses))
 }
@@ -157,15 +157,14 @@ func (s *session) report(c transfer.Completion) {
 	s.owner.metrics.Stages.Observe(c.Kind, &c.Times)
 	s.logTimes(&c)
 	if c.Kind == transfer.Save {
-		s.refused(c.Sections, c.Status)
-		s.committed()
+		s.saved(c.Sections, c.Status)
 	}
 	s.jobs.finish(done(c.Job, c.Status), s.notify)
 }
 
 // logTimes logs where a job's time went.
 func (s *session) logTimes(c *transfer.Completion) {
-	if line := s.log.Check(zap.DebugLevel, admin.DirectionNames[c.Kind]); line != nil {
+	if line := s.log.Check(zap.DebugLevel, report.DirectionNames[c.Kind]); line != nil {
 		t := &c.Times
 		line.Write(zap.Uint64("job", c.Job), zap.Int("blocks", len(c.Status)), zap.Int64("bytes", c.Bytes),
 			zap.Bool("copied", t.Copied), zap.Duration("step", t.Step), zap.Duration("queue", t.Queue),

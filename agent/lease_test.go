@@ -41,11 +41,11 @@ func TestLeaseNobodyHeardOf(t *testing.T) {
 	k.engines.Store(&[]*engine{})
 	q.Form = ipc.FormOwn
 	reply := k.handleNow(&q)
-	if got := r.agent.Status().Leases; reply.Lease == 0 || got != 1 {
+	if got := r.guests.Status().Leases; reply.Lease == 0 || got != 1 {
 		t.Fatalf("%d leases after %+v", got, reply)
 	}
 	k.unsent(reply)
-	if got := r.agent.Status().Leases; got != 0 {
+	if got := r.guests.Status().Leases; got != 0 {
 		t.Errorf("%d leases that no client knows", got)
 	}
 	k.unsent(ipc.LookupReply{}) // an answer without a lease
@@ -82,7 +82,7 @@ func TestReserveStatuses(t *testing.T) {
 	}
 	scheduler.send(&ipc.Release{Leases: []uint64{1}})
 	scheduler.sync()
-	if st := r.agent.Status(); st.Leases != 1 || st.LeaseBytes != 2*testBlockBytes {
+	if st := r.guests.Status(); st.Leases != 1 || st.LeaseBytes != 2*testBlockBytes {
 		t.Errorf("after the release of lease 1: %d leases, %d bytes; want lease 2 with %d", st.Leases, st.LeaseBytes,
 			2*testBlockBytes)
 	}
@@ -118,19 +118,19 @@ func TestReleaseGoesBySerialNumber(t *testing.T) {
 	worker.job = 40
 	scheduler.send(&ipc.Release{Leases: []uint64{lease["short"]}})
 	scheduler.sync()
-	if st := r.agent.Status(); st.Leases != 2 || st.LeaseBytes != 16*testBlockBytes {
+	if st := r.guests.Status(); st.Leases != 2 || st.LeaseBytes != 16*testBlockBytes {
 		t.Fatalf("lease released by another id than its serial number: %d leases with %d bytes, want 2 with %d",
 			st.Leases, st.LeaseBytes, 16*testBlockBytes)
 	}
 	worker.send(&ipc.Release{Leases: []uint64{lease["long"], lease["long"], 999}}) // any session of the engine may
 	worker.sync()
-	if st := r.agent.Status(); st.Leases != 1 || st.LeaseBytes != 8*testBlockBytes {
+	if st := r.guests.Status(); st.Leases != 1 || st.LeaseBytes != 8*testBlockBytes {
 		t.Fatalf("%d leases with %d bytes are left, want 1 with %d", st.Leases, st.LeaseBytes, 8*testBlockBytes)
 	}
 	_, others, _ := r.joinEngine(register("b"))
 	others[0].send(&ipc.Release{Leases: []uint64{lease["longer"]}})
 	others[0].sync()
-	if st := r.agent.Status(); st.Leases != 1 {
+	if st := r.guests.Status(); st.Leases != 1 {
 		t.Fatal("another engine released a lease")
 	}
 }
@@ -146,7 +146,7 @@ func TestLeasesEndWithTheirSession(t *testing.T) {
 	_, b, _ := r.joinEngine(register("b"))
 	b[0].close()
 	r.waitFor("the other engine's worker is gone", func(s admin.Status) bool { return s.Sessions == 3 })
-	if st := r.agent.Status(); st.Leases != 2 {
+	if st := r.guests.Status(); st.Leases != 2 {
 		t.Fatalf("%d leases, want 2", st.Leases)
 	}
 	scheduler.close()
@@ -179,7 +179,7 @@ func TestLeaseRevokedUnderPressure(t *testing.T) {
 	if got := worker.save(1, chain(3, 12), 0); !all(got, ipc.BlockOK) {
 		t.Fatalf("save under pressure: %v", got)
 	}
-	st := r.agent.Status()
+	st := r.guests.Status()
 	if st.LeasesRevoked != 1 || st.Leases != 1 {
 		t.Fatalf("%d revoked, %d left; want 1 and 1", st.LeasesRevoked, st.Leases)
 	}
@@ -200,7 +200,7 @@ func TestLeaseRevokedUnderPressure(t *testing.T) {
 	}
 	scheduler.send(&ipc.Release{Leases: []uint64{kept.Lease, idle.Lease}})
 	scheduler.sync()
-	if st := r.agent.Status(); st.Leases != 0 || st.Pool.Pinned != 0 {
+	if st := r.guests.Status(); st.Leases != 0 || st.Pool.Pinned != 0 {
 		t.Errorf("%d leases, %d bytes pinned", st.Leases, st.Pool.Pinned)
 	}
 }

@@ -11,15 +11,14 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // Start opens the agent's sockets in this order, and closes them again on an error.
-//  1. HTTP: the lock of admin.sock guards the directory, so one agent at a time does the rest, and
-//     an operator sees an agent that is alive and not ready yet.
+//  1. The guests start: the lock of admin.sock guards the directory, so one agent at a time does
+//     the rest, and an operator sees an agent that is alive and not ready yet.
 //  2. The pool's pressure call is set before anything can pin, and the sweep starts before a space
 //     can be reset.
 //  3. lookup.sock opens; it answers misses from now on.
@@ -30,10 +29,7 @@ func (a *Agent) Start() (err error) {
 			a.Close()
 		}
 	}()
-	if a.web, err = admin.Start(a.view, admin.Options{
-		Dir: a.cfg.Dir, Admin: a.cfg.Admin, SocketGroup: a.cfg.SocketGroup, HTTP: a.cfg.HTTP,
-		HTTPNames: a.cfg.HTTPNames, Limit: a.cfg.Limits.Handler, Log: a.log,
-	}); err != nil {
+	if err = a.guests.Start(); err != nil {
 		return err
 	}
 	a.pool.SetPressure(a.ledger.Revoke)
@@ -89,47 +85,29 @@ var errShutdown = errors.New("the agent is shutting down")
 //  3. the sessions are notified and torn down, see teardown: jobs, regions, leases, the socket
 //     last;
 //  4. the look-up sockets close: every request got its answer until here, and no lease is left;
-//  5. the fetches from other agents end, without waiting for these, as does the service to them;
-//  6. the pressure call is removed: nothing is leased any more;
-//  7. the sweep ends;
-//     then nothing is kept for requests any more, and no events are told;
-//  8. HTTP ends, and releases the directory's lock: a successor may start now.
+//  5. the pressure call is removed: nothing is leased any more;
+//  6. the sweep ends;
+//  7. the guests end, and release the directory's lock: a successor may start now.
 func (a *Agent) Close() {
 	a.closing.Do(func() {
 		a.switches.drained.Store(true)
 		a.workers.pacers.End()
 		a.ready.Store(false)
 		if a.listener != nil {
-			a.closed("session socket", a.listener.Close())
+			if err := a.listener.Close(); err != nil {
+				a.log.Error("session socket not closed", zap.Error(err))
+			}
 		}
 		a.sessions.end(endShutdown, ipc.ErrCodeShutdown, errShutdown)
 		a.sockets.close()
-		if a.cfg.Peers.Leave != nil {
-			a.closed("fetches from other agents", a.cfg.Peers.Leave())
-		}
-		a.deliveries.Close()
-		if a.cfg.Peers.Stop != nil {
-			a.closed("peer listener", a.cfg.Peers.Stop())
-		}
 		a.pool.SetPressure(nil)
 		if a.tiers != nil {
 			a.tiers.OnAdopted(nil)
 		}
 		close(a.stop)
 		a.owned.Wait()
-		a.hints.Close()
-		a.events.Close()
-		if a.web != nil {
-			a.web.Close()
-		}
+		a.guests.Close()
 	})
-}
-
-// closed logs an error of a close; nothing else can be done about it.
-func (a *Agent) closed(what string, err error) {
-	if err != nil {
-		a.log.Error("not closed", zap.String("what", what), zap.Error(err))
-	}
 }
 
 // Run calls Start, waits for ctx, then calls Drain for at most drain, and Close. The end of now

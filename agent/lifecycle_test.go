@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 )
@@ -53,7 +54,7 @@ func (r *rig) admin(method, path string) (int, string) {
 }
 
 func TestHTTP(t *testing.T) {
-	r := newRig(t, withConfig(func(c *Config) { c.HTTP, c.Version = "127.0.0.1:0", "v9" }))
+	r := newRig(t, func(c *rigConfig) { c.joined.HTTP.HTTP, c.Version = "127.0.0.1:0", "v9" })
 	_, w, _ := r.joinEngine(register("a"))
 	w[0].save(1, chain(1, 3), 0)
 	for path, want := range map[string]string{"/livez": "ok", "/readyz": "ok"} {
@@ -87,7 +88,7 @@ func TestHTTP(t *testing.T) {
 	if code, _ := r.admin("POST", "/fault"); code != 404 {
 		t.Errorf("fault without leave: %d", code)
 	}
-	resp, err := http.Get("http://" + r.agent.HTTPAddr().String() + "/metrics")
+	resp, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/metrics")
 	check(t, err)
 	metrics, err := io.ReadAll(resp.Body)
 	check(t, errors.Join(err, resp.Body.Close()))
@@ -107,9 +108,9 @@ func TestHTTP(t *testing.T) {
 
 // An address serves what changes nothing; the rest needs the right to open admin.sock.
 func TestAddressOnlyReads(t *testing.T) {
-	r := newRig(t, withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
+	r := newRig(t, withGuests(func(o *guests.Options) { o.HTTP.HTTP = "127.0.0.1:0" }))
 	ask := func(method, path string) int {
-		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+r.agent.HTTPAddr().String()+path, nil)
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+r.guests.HTTPAddr().String()+path, nil)
 		check(t, err)
 		resp, err := http.DefaultClient.Do(req)
 		check(t, err)
@@ -172,11 +173,11 @@ func TestHTTPAddress(t *testing.T) {
 // TestHTTPAnswersToItsNames asks under names, as a web page does whose name somebody's DNS server
 // points to this machine.
 func TestHTTPAnswersToItsNames(t *testing.T) {
-	r := newRig(t, withConfig(func(c *Config) {
-		c.HTTP, c.HTTPNames = "127.0.0.1:0", []string{"Node-7.example", "10.1.2.3"}
+	r := newRig(t, withGuests(func(o *guests.Options) {
+		o.HTTP.HTTP, o.HTTP.HTTPNames = "127.0.0.1:0", []string{"Node-7.example", "10.1.2.3"}
 	}))
 	defer http.DefaultClient.CloseIdleConnections()
-	addr := r.agent.HTTPAddr().String()
+	addr := r.guests.HTTPAddr().String()
 	for host, want := range map[string]int{
 		addr: 200, "127.0.0.1": 200, "localhost:1": 200, "LOCALHOST.": 200, "[::1]:9480": 200, "node-7.EXAMPLE:80": 200,
 		"10.1.2.3:9480": 200, "[::ffff:10.1.2.3]": 200,

@@ -106,12 +106,12 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		q.Hashes = pool.Chain(req.Hashes, req.HashLen)
 	}
 	named, pending := len(req.Transfer) > 0, false
-	var more expected
-	if named {
-		more = k.expect(req, rules)
+	var more lookup.Expected
+	if sp := k.spaceIn(k.registry.view.Load(), req); named && sp != nil { // else it was closed meanwhile
+		more = k.guests.Expect(req, rules, q, &sp.spec)
 	}
 	if k.tiers != nil {
-		pending = k.askTiers(req, rules, start, more.anew)
+		pending = k.askTiers(req, rules, start, more.Anew)
 		k.metrics.AskMax.Observe(time.Since(start))
 		reply.Late = pending
 	}
@@ -133,9 +133,9 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	if late {
 		k.refuseLate(st, reply)
 	}
-	grows := pending && couldGrow(q, rules, reply.Tokens) || more.beyond(reply)
-	whole := reply.Status == ipc.LookupHit || reply.Status == ipc.LookupLeaseCap && more.grows
-	if (pending || more.grows) && late || whole && grows {
+	grows := pending && couldGrow(q, rules, reply.Tokens) || beyond(more, reply)
+	whole := reply.Status == ipc.LookupHit || reply.Status == ipc.LookupLeaseCap && more.Grows
+	if (pending || more.Grows) && late || whole && grows {
 		// Pending still carries the lease for the blocks found so far; a client out of time can use
 		// it. One that releases it and retries finds the rest already being fetched.
 		if reply.Status = ipc.LookupPending; reply.Lease != 0 && k.tiers != nil {
@@ -146,7 +146,7 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		reply.Status = ipc.LookupReady
 	}
 	if named && req.Want >= ipc.WantReserve { // a probe waits for nothing, and may come after DELIVERED
-		k.tellWaiting(req, rules, reply)
+		k.guests.Waits(req, rules, reply.Status == ipc.LookupPending)
 	}
 }
 

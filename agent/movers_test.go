@@ -54,7 +54,7 @@ func TestLostMoverEndsItsSessions(t *testing.T) {
 		scheduler.close()
 		r.waitFor("the engine is gone", func(st admin.Status) bool { return st.Sessions == 0 && st.Regions == 0 })
 	}
-	st := r.agent.Status().Movers[0]
+	st := r.guests.Status().Movers[0]
 	if st.Starts != 3 || st.Lost["crash"] != 3 || !strings.Contains(st.LastLoss, "crash") {
 		t.Errorf("%+v, want 3 starts and 3 losses", st)
 	}
@@ -98,7 +98,7 @@ func TestNoFenceBeforeTheMoverIsReaped(t *testing.T) {
 		t.Fatal("nothing came")
 	}
 	r.waitFor("the worker is gone", func(st admin.Status) bool { return st.Regions == 0 })
-	if n := r.agent.Status().Movers[0].Lost["ping"]; n != 1 {
+	if n := r.guests.Status().Movers[0].Lost["ping"]; n != 1 {
 		t.Errorf("%d losses by ping, want 1", n)
 	}
 }

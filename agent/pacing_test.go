@@ -68,7 +68,7 @@ func TestStepsReachThePacer(t *testing.T) {
 		c.send(&ipc.Steps{List: steps})
 		c.sync()
 	}
-	if p := r.agent.Status().Paces; len(p) != 1 || p[0].Alone != 2 || p[0].Device != "cpu" || p[0].Setting != "auto" {
+	if p := r.guests.Status().Paces; len(p) != 1 || p[0].Alone != 2 || p[0].Device != "cpu" || p[0].Setting != "auto" {
 		t.Errorf("paces: %+v", p)
 	}
 }
@@ -102,12 +102,12 @@ func TestSavesOfATransferAreNotPaced(t *testing.T) {
 		t.Errorf("the save: %v", got)
 	}
 	id, _, _ := r.agent.OpenSpace(register("").Space())
-	if d := r.agent.deliveries; !d.Awaited(id) || d.Awaited(id+1) {
+	if d := r.guests.Transfers(); !d.Awaited(id) || d.Awaited(id+1) {
 		t.Errorf("an open transfer: its space is awaited %v, another one %v", d.Awaited(id), d.Awaited(id+1))
 	}
 	scheduler.send(&ipc.Offered{Name: []byte("t"), Tokens: 1})
 	scheduler.sync()
-	if r.agent.deliveries.Awaited(id) {
+	if r.guests.Transfers().Awaited(id) {
 		t.Error("a transfer that is complete is waited for")
 	}
 }
@@ -130,7 +130,7 @@ func TestDrainWithoutPace(t *testing.T) {
 	if !late.May() {
 		t.Error("a pacer that was made after the drain has a limit")
 	}
-	if p := r.agent.Status().Paces; len(p) != 2 || p[0].Device != (cudaipc.UUID{1}).String() {
+	if p := r.guests.Status().Paces; len(p) != 2 || p[0].Device != (cudaipc.UUID{1}).String() {
 		t.Errorf("paces: %+v", p)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/peering"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
@@ -45,8 +46,8 @@ func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOptio
 	n.addr = n.cable.l.Addr().String()
 	t.Cleanup(func() { check(t, n.peering.Close()) })
 	options = append(options, func(c *rigConfig) {
-		c.beforeStart = func(a *Agent) { check(t, n.peering.Serve(l, a)) }
-		c.peers = func(p arenaPool) Peers {
+		c.beforeStart = func(g *guests.Guests) { check(t, n.peering.Serve(l, g)) }
+		c.peers = func(p arenaPool) guests.Peers {
 			memory := peering.Memory(p)
 			if s, ok := p.(stacked); ok {
 				memory = s.memory
@@ -55,7 +56,7 @@ func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOptio
 				Memory: memory, Slots: p, Auth: auth, Timeout: testPeerTimeout,
 			})
 			check(t, err)
-			return Peers{
+			return guests.Peers{
 				TransferTTL: ttl, Address: n.addr, Fetch: n.peering.Fetch, Deliver: n.peering.Deliver,
 				Leave: n.peering.Close, Stop: n.peering.StopServing,
 				Report: func() (r admin.Peers) {
@@ -74,8 +75,8 @@ func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOptio
 func TestCloseWaitsForNoPeer(t *testing.T) {
 	left, fetching := make(chan struct{}), make(chan struct{})
 	r := newRig(t, func(c *rigConfig) {
-		c.peers = func(arenaPool) Peers {
-			return Peers{
+		c.peers = func(arenaPool) guests.Peers {
+			return guests.Peers{
 				Fetch: func(ctx context.Context, _ *delivery.Request) error {
 					close(fetching)
 					<-ctx.Done()
@@ -90,7 +91,7 @@ func TestCloseWaitsForNoPeer(t *testing.T) {
 			}
 		}
 	})
-	r.agent.deliveries.Start(&delivery.Request{Peer: "h:1", Name: "a", Chains: make([]delivery.Chain, 1)}, 1)
+	r.guests.Transfers().Start(&delivery.Request{Peer: "h:1", Name: "a", Chains: make([]delivery.Chain, 1)}, 1)
 	<-fetching
 	r.agent.Close()
 }
@@ -208,12 +209,12 @@ func TestFetchFromAnotherAgent(t *testing.T) {
 	p.waitFor("it is delivered", func(s admin.Status) bool { return s.Transfers.Delivered == 1 })
 	p.transfers(0, 0, 0)
 	nothingFetched(p, d)
-	s := d.agent.Status()
+	s := d.guests.Status()
 	if s.Transfers.Fetches != 1 || s.Transfers.FetchesFailed != 0 || s.Peers.Blocks != 8 ||
 		s.Peers.Bytes != 8*testBlockBytes || s.Peers.Ended["complete"] != 1 || len(s.Peers.Fetched) != 1 {
 		t.Errorf("%+v %+v", s.Transfers, s.Peers)
 	}
-	if s := p.agent.Status(); s.Peers.BytesSent != 8*testBlockBytes || len(s.Peers.Sent) != 1 {
+	if s := p.guests.Status(); s.Peers.BytesSent != 8*testBlockBytes || len(s.Peers.Sent) != 1 {
 		t.Errorf("%+v", s.Peers)
 	}
 	x.answers(q, ipc.LookupHit, 8)
@@ -237,7 +238,7 @@ func TestNothingToFetch(t *testing.T) {
 	}
 	p.waitFor("all are delivered", func(s admin.Status) bool { return s.Transfers.Delivered == 3 })
 	nothingFetched(p, d)
-	if s := d.agent.Status().Transfers; s.Fetches != 1 || s.Waiting != 0 {
+	if s := d.guests.Status().Transfers; s.Fetches != 1 || s.Waiting != 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -267,7 +268,7 @@ func TestFetchWhileTheOtherSaves(t *testing.T) {
 			x.say(offered("a", 8))
 			x.decode.send(delivered("a"))
 			nothingFetched(p, d)
-			if n := d.agent.Status().Transfers.Fetches; n != 1 {
+			if n := d.guests.Status().Transfers.Fetches; n != 1 {
 				t.Errorf("%d fetches, want 1 that all look-ups joined", n)
 			}
 		})
@@ -322,7 +323,7 @@ func TestOtherAgentIsLost(t *testing.T) {
 				t.Errorf("%+v, want a hit of 4 blocks", got)
 			}
 			nothingFetched(p, d)
-			if s := d.agent.Status(); s.Transfers.FetchesFailed != 1 || s.Peers.Ended["lost"] != 1 {
+			if s := d.guests.Status(); s.Transfers.FetchesFailed != 1 || s.Peers.Ended["lost"] != 1 {
 				t.Errorf("%+v %+v", s.Transfers, s.Peers)
 			}
 			x.answers(x.remote(9, "another", p), ipc.LookupPending, 4) // which is tried, and fails at once
@@ -347,7 +348,7 @@ func TestOtherAgentNeverAnswers(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	nothingFetched(p, d)
-	if s := d.agent.Status().Transfers; s.FetchesFailed != 1 {
+	if s := d.guests.Status().Transfers; s.FetchesFailed != 1 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -384,7 +385,7 @@ func TestFetchNobodyWants(t *testing.T) {
 			x.until(q, 4)
 			leave(x)
 			nothingFetched(p, d)
-			if s := d.agent.Status().Transfers; s.FetchesCancelled != 1 || s.Waiting != 0 {
+			if s := d.guests.Status().Transfers; s.FetchesCancelled != 1 || s.Waiting != 0 {
 				t.Errorf("%+v", s)
 			}
 			x.say(offered("a", 4))

@@ -35,7 +35,7 @@ func TestReady(t *testing.T) {
 	}
 	scheduler.send(&ipc.Release{Leases: []uint64{1, 2, 3}})
 	scheduler.sync()
-	if st := r.agent.Status(); st.Leases != 0 {
+	if st := r.guests.Status(); st.Leases != 0 {
 		t.Errorf("%d leases are left", st.Leases)
 	}
 }
@@ -78,7 +78,7 @@ func TestReadyFindsWhatHasChanged(t *testing.T) {
 		if got.Status != ipc.LookupHit || got.Tokens != 5*testBlockTokens || got.Lease == 0 {
 			t.Errorf("block 5 has changed: %+v", got)
 		}
-		if st := r.agent.Status(); st.Leases != 1 {
+		if st := r.guests.Status(); st.Leases != 1 {
 			t.Errorf("%d leases, want that of the blocks before it", st.Leases)
 		}
 		if got := ask(t, look, q); got.Status != ipc.LookupReady || got.Tokens != 5*testBlockTokens {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 )
@@ -36,7 +37,7 @@ func (r *rig) recording() <-chan admin.RecordLine {
 // Each prompt is recorded once, whatever was asked for it, by numbers that tell equal blocks and
 // nothing else.
 func TestRecord(t *testing.T) {
-	r := newRig(t, withPool(4<<20), withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
+	r := newRig(t, withPool(4<<20), withGuests(func(o *guests.Options) { o.HTTP.HTTP = "127.0.0.1:0" }))
 	scheduler, _, answer := r.joinEngine(register("a"))
 	look := r.asker(socketdir.Lookup)
 	first, second := prompt(1, 4), slices.Concat(prompt(1, 4)[:3*32], prompt(2, 2))
@@ -70,7 +71,7 @@ func TestRecord(t *testing.T) {
 	if _, err := adminclient.New(r.dir).Get(t.Context(), "/record"); !contains(err, "2 recordings run") {
 		t.Errorf("a third recording: %v", err)
 	}
-	got1, err := http.Get("http://" + r.agent.HTTPAddr().String() + "/record")
+	got1, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/record")
 	check(t, err)
 	if check(t, got1.Body.Close()); got1.StatusCode != http.StatusForbidden {
 		t.Errorf("over TCP: %s", got1.Status)
@@ -80,5 +81,5 @@ func TestRecord(t *testing.T) {
 // waitRecordings waits until so many recordings run, and one more is refused.
 func (r *rig) waitRecordings(n int) {
 	r.t.Helper()
-	r.waitFor("the recordings run", func(admin.Status) bool { return r.agent.cfg.History.Recordings() == n })
+	r.waitFor("the recordings run", func(admin.Status) bool { return r.history.Recordings() == n })
 }

@@ -9,8 +9,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/registration"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/agent/share"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
@@ -114,7 +114,7 @@ func (s *session) completeLocked() {
 		return
 	}
 	s.mu.reg = nil
-	s.owner.metrics.Registrations[admin.ResultDone].Add(1)
+	s.owner.metrics.Registrations[report.ResultDone].Add(1)
 	s.log.Info("registered", zap.String("instance", reg.Msg.Instance),
 		zap.String("as", placeName(reg.Msg.Role, reg.Msg.Rank)),
 		zap.Uint32("world", reg.Msg.World), spaceField(reg.seat.space.fp), zap.String("model", reg.seat.space.model),
@@ -203,9 +203,9 @@ func (s *session) abandonLocked() {
 // refuseLocked answers a refused registration. Parts of it that are in flight will be ignored.
 func (s *session) refuseLocked(left registration.Left, instance string, err error) {
 	s.mu.skipped = left
-	status, result := uint8(ipc.RegRefused), admin.ResultRefused
+	status, result := uint8(ipc.RegRefused), report.ResultRefused
 	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
-		status, result = ipc.RegClash, admin.ResultClash
+		status, result = ipc.RegClash, report.ResultClash
 	}
 	s.owner.metrics.Registrations[result].Add(1)
 	s.log.Warn("registration refused", zap.String("instance", instance), zap.Error(err))

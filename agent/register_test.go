@@ -26,7 +26,7 @@ func TestRegisterInParts(t *testing.T) {
 	c.send(&ipc.Regions{Req: 1, List: regions.List[:1]}, fds[0])
 	c.send(&ipc.Regions{Req: 1, List: regions.List[1:]}, fds[1])
 	for i := range uint64(pieces) {
-		if st := r.agent.Status(); st.Regions != 0 {
+		if st := r.guests.Status(); st.Regions != 0 {
 			t.Fatalf("%d regions are open before all parts have come", st.Regions)
 		}
 		c.send(&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{
@@ -76,7 +76,7 @@ func TestRefusedPartsLeaveNothing(t *testing.T) {
 			}
 			c.send(&ipc.Ping{Req: 5})
 			next[*ipc.Pong](c)
-			if st := r.agent.Status(); st.Engines != 0 || st.Regions != 0 {
+			if st := r.guests.Status(); st.Engines != 0 || st.Regions != 0 {
 				t.Errorf("left: %+v", st)
 			}
 			if after := countFDs(t); after != before {
@@ -200,7 +200,7 @@ func TestUnregister(t *testing.T) {
 	if got := next[*ipc.Unregistered](w[0]); got.Status != ipc.RegDone || got.Req != 9 {
 		t.Fatalf("%+v", got)
 	}
-	if st := r.agent.Status(); st.Regions != 0 {
+	if st := r.guests.Status(); st.Regions != 0 {
 		t.Fatalf("%d regions are open after UNREGISTERED", st.Regions)
 	}
 	if got := w[0].save(1, chain(1, 1), 0); !all(got, ipc.BlockInvalid) {

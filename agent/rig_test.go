@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
@@ -42,28 +43,31 @@ type rig struct {
 	dir    string
 	pool   arenaPool
 	agent  *Agent
+	guests *guests.Guests
 	device cudaipc.Device
 	logs   *observer.ObservedLogs
 
-	mayMismatch bool // its device goes wrong on purpose
+	history     *history.History // nil: nothing is remembered
+	mayMismatch bool             // its device goes wrong on purpose
 }
 
 type rigOption func(*rigConfig)
 
 type rigConfig struct {
 	Config
+	joined    guests.Options
 	poolBytes int64
 	tiers     []tier.Tier    // empty: memory alone
 	prefetch  int64          // bytes of the stack; 0: half the pool
 	moved     *mover.Options // nil: the device is in this process, unless moverEnv says otherwise
 	log       []zap.Option
 	wrap      func(d cudaipc.Device, arena []byte) cudaipc.Device
-	peers     func(p arenaPool) Peers             // nil: an agent on its own
+	peers     func(p arenaPool) guests.Peers      // nil: an agent on its own
 	device    func(cudaipc.Device) cudaipc.Device // replaces the device; nil: it stays
 
 	epochEvery time.Duration // of the stack; 0: its default
 
-	beforeStart func(*Agent) // nil: nothing
+	beforeStart func(*guests.Guests) // nil: nothing
 }
 
 // moverEnv makes every rig's device one in a mover.
@@ -76,7 +80,8 @@ func withMover(o mover.Options) rigOption {
 func withDevice(f func(cudaipc.Device) cudaipc.Device) rigOption {
 	return func(c *rigConfig) { c.device = f }
 }
-func withConfig(f func(*Config)) rigOption { return func(c *rigConfig) { f(&c.Config) } }
+func withConfig(f func(*Config)) rigOption         { return func(c *rigConfig) { f(&c.Config) } }
+func withGuests(f func(*guests.Options)) rigOption { return func(c *rigConfig) { f(&c.joined) } }
 
 // newRig starts an agent, and ends it with the test: nothing may be left then.
 func newRig(t testing.TB, options ...rigOption) *rig {
@@ -87,16 +92,16 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 		c.VerifySample = 1000 // serve's default
 	}
 	c.Limits.Predecessor = 500 * time.Millisecond
-	c.History = history.New()
+	c.joined.History = history.New()
 	for _, o := range options {
 		o(&c)
 	}
 	dir, err := os.MkdirTemp("", "kv")
 	check(t, err)
 	core, logs := observer.New(zap.DebugLevel)
-	r := &rig{t: t, dir: dir, pool: openTestPool(t, &c), logs: logs}
+	r := &rig{t: t, dir: dir, pool: openTestPool(t, &c), logs: logs, history: c.joined.History}
 	if c.peers != nil {
-		c.Peers = c.peers(r.pool)
+		c.joined.Peers = c.peers(r.pool)
 	}
 	r.device = openTestDevice(t, r.pool, &c)
 	if r.mayMismatch = c.wrap != nil; c.wrap != nil {
@@ -108,8 +113,12 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	}
 	c.Dir = filepath.Join(dir, "s")
 	r.dir = c.Dir
-	r.agent, err = New(c.Config, r.pool, r.device, zap.New(core, c.log...))
+	c.joined.HTTP.Dir, c.PeerAddress = c.Dir, c.joined.Peers.Address
+	log := zap.New(core, c.log...)
+	r.agent, err = New(c.Config, r.pool, r.device, log)
 	check(t, err)
+	r.guests = guests.Join(r.agent, r.pool, c.joined, log)
+	r.agent.Plug(r.guests)
 	t.Cleanup(func() {
 		r.agent.Close()
 		r.checkNothingLeft()
@@ -118,7 +127,7 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 		check(t, os.RemoveAll(dir))
 	})
 	if c.beforeStart != nil {
-		c.beforeStart(r.agent)
+		c.beforeStart(r.guests)
 	}
 	check(t, r.agent.Start())
 	return r
@@ -165,16 +174,16 @@ func openMemory(t testing.TB, c *rigConfig) arenaPool {
 
 // left returns who is told of what leaves memory, if anybody is.
 func (c *rigConfig) left() func(*pool.Departure) {
-	if c.History == nil {
+	if c.joined.History == nil {
 		return nil
 	}
-	return c.History.Left
+	return c.joined.History.Left
 }
 
 // checkNothingLeft holds what must be true after any run, however it ended.
 func (r *rig) checkNothingLeft() {
 	r.t.Helper()
-	st := r.agent.Status()
+	st := r.guests.Status()
 	if st.Leases != 0 || st.LeaseBytes != 0 {
 		r.t.Errorf("the ledger of leases is not empty: %d leases, %d bytes", st.Leases, st.LeaseBytes)
 	}
@@ -203,10 +212,10 @@ func (r *rig) waitFor(what string, holds func(admin.Status) bool) {
 	r.t.Helper()
 	defer func() {
 		if r.t.Failed() {
-			r.t.Logf("the status is %+v", r.agent.Status())
+			r.t.Logf("the status is %+v", r.guests.Status())
 		}
 	}()
-	pooltest.Until(r.t, what, func() bool { return holds(r.agent.Status()) })
+	pooltest.Until(r.t, what, func() bool { return holds(r.guests.Status()) })
 }
 
 func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
@@ -251,8 +260,8 @@ func chain(seed byte, n int) []byte {
 // wantAtStart checks that the metrics of an agent that has served nothing have these lines.
 func wantAtStart(t *testing.T, want ...string) {
 	t.Helper()
-	r := newRig(t, withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
-	answer, err := http.Get("http://" + r.agent.HTTPAddr().String() + "/metrics")
+	r := newRig(t, withGuests(func(o *guests.Options) { o.HTTP.HTTP = "127.0.0.1:0" }))
+	answer, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/metrics")
 	check(t, err)
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)

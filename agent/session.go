@@ -120,7 +120,7 @@ func (s *session) greet() error {
 	hello, err := ipc.ServeHandshake(s.conn, ipc.Welcome{
 		Boot: s.owner.boot, Session: s.number, MaxFrame: ipc.MaxFrame, MaxJobBlocks: ipc.MaxJobBlocks,
 		MaxQueue: uint32(s.owner.cfg.Limits.Transfer.Queue), LeaseBytes: uint64(s.owner.cfg.LeaseBytes),
-		Peer: s.owner.cfg.Peers.Address,
+		Peer: s.owner.cfg.PeerAddress,
 	}, ipc.MinVersion, ipc.Version)
 	if err != nil {
 		return err
@@ -193,23 +193,16 @@ func (s *session) serve(msg any, fds []int) error {
 		s.cancel(m)
 	case *ipc.Reset:
 		s.reset(m)
-	case *ipc.Offer:
-		s.offer(m)
-	case *ipc.Offered:
-		s.offered(m)
-	case *ipc.Delivered:
-		s.delivered(m)
 	case *ipc.Steps:
 		s.steps(m)
-	case *ipc.Hint:
-		s.hint(m)
 	case *ipc.Budget:
 		return s.setBudget(m)
-	case *ipc.BlockTokens, *ipc.NextEvents:
-		s.owner.events.Serve(s.number, s.rules(), msg, s.out.depth(), s.notify)
 	case *ipc.Ping:
 		s.answer(&ipc.Pong{Req: m.Req})
 	default:
+		if s.owner.guests.Serve(s.number, s.rules(), msg, s.out.depth(), s.notify) {
+			return nil
+		}
 		return unexpected("message", "type", "%T, allowed: a message that a client sends after HELLO", msg)
 	}
 	return nil

@@ -14,7 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/peercred"
@@ -63,7 +63,7 @@ func (all *sessions) accept(l *ipc.SessionListener, stop <-chan struct{}) {
 
 // refused counts and logs a peer that is not allowed to connect.
 func (all *sessions) refused(peer peercred.Cred, err error) {
-	all.metrics.Registrations[admin.ResultKeptOut].Add(1)
+	all.metrics.Registrations[report.ResultKeptOut].Add(1)
 	all.log.Warn("session refused", zap.Int("pid", peer.Pid), zap.Error(err))
 }
 
@@ -152,7 +152,7 @@ func newSwitches() *switches {
 func (s *switches) draining() bool { return s.drained.Load() }
 
 // set switches loads and saves; nil leaves one as it is. It notifies every session.
-func (all *sessions) set(loads, saves *bool) admin.SwitchState {
+func (all *sessions) set(loads, saves *bool) report.SwitchState {
 	all.switches.mu.Lock()
 	defer all.switches.mu.Unlock()
 	before := all.switches.state()
@@ -173,11 +173,11 @@ func (all *sessions) set(loads, saves *bool) admin.SwitchState {
 	return now
 }
 
-func (s *switches) state() admin.SwitchState {
-	return admin.SwitchState{Loads: s.loads.Load(), Saves: s.saves.Load()}
+func (s *switches) state() report.SwitchState {
+	return report.SwitchState{Loads: s.loads.Load(), Saves: s.saves.Load()}
 }
 
-func switchesMessage(s admin.SwitchState) *ipc.Switches {
+func switchesMessage(s report.SwitchState) *ipc.Switches {
 	return &ipc.Switches{Loads: s.Loads, Saves: s.Saves}
 }
 

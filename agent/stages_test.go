@@ -20,7 +20,7 @@ func TestStagesAreShown(t *testing.T) {
 			t.Fatalf("load: %v", got)
 		}
 	}
-	stages := r.agent.Status().Stages
+	stages := r.guests.Status().Stages
 	for _, s := range stages {
 		if s.Jobs != 1 || s.P50MS < 0 || s.P99MS < s.P50MS {
 			t.Errorf("%+v, want one job", s)

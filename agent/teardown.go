@@ -7,7 +7,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -77,8 +76,7 @@ func (s *session) recordEnd(registered bool, took time.Duration) {
 //  3. the device closes the regions: nothing of the engine is mapped any more;
 //  4. the leases end, so that their blocks can be evicted;
 //  5. the look-up socket closes if no other engine names it;
-//  6. its transfers are complete, because nothing more comes, its fetches end, and it is told no
-//     more events;
+//  6. the guests learn that nothing more comes from it, and tell it nothing more;
 //  7. the seat becomes free for a successor.
 func (all *sessions) vacate(st *seat) {
 	all.registry.leave(st)
@@ -91,8 +89,7 @@ func (all *sessions) vacate(st *seat) {
 	}
 	all.ledger.CloseHolder(st.holder)
 	all.sockets.drop(st)
-	all.deliveries.EndSession(st.session.number)
-	all.events.Leave(st.session.number)
+	all.guests.Left(st.session.number)
 	all.registry.vacate(st)
 }
 
@@ -128,9 +125,8 @@ func (a *Agent) resetSpace(sp *space, by *session, who string) (uint32, error) {
 		}
 		return 0, err
 	}
-	a.events.Forget(sp.fp)
 	a.metrics.Resets.Add(1)
-	a.cfg.History.WasReset(history.Reset{At: at, Space: sp.fp, By: who})
+	a.guests.Reset(sp.fp, at, who)
 	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
 	for _, other := range others {
 		other.notifyGreeted(&ipc.Epoch{Epoch: epoch})
@@ -140,14 +136,13 @@ func (a *Agent) resetSpace(sp *space, by *session, who string) (uint32, error) {
 
 // adopted notifies the sessions of a space of its new epoch.
 func (a *Agent) adopted(fp pool.Fingerprint) {
-	a.events.Forget(fp)
+	a.guests.Reset(fp, time.Now(), "another node")
 	sp, sessions := a.registry.sessionsOf(fp)
 	if sp == nil {
 		return
 	}
 	signal(a.registry.swept)
 	epoch := a.registry.epochOf(sp)
-	a.cfg.History.WasReset(history.Reset{At: time.Now(), Space: fp, By: "another node"})
 	a.log.Info("new weights epoch: the space was reset on another node",
 		zap.String("model", sp.model), spaceField(fp), zap.Uint32("epoch", epoch))
 	for _, s := range sessions {

@@ -219,7 +219,7 @@ func TestWhatAStoreSaysIsShown(t *testing.T) {
 		tier.Tier{Name: "disk", Store: saying{pooltest.NewShelf(), says}, Local: true},
 		tier.Tier{Name: "silent", Store: pooltest.NewShelf()},
 	))
-	list := r.agent.Status().Tiers.Tiers
+	list := r.guests.Status().Tiers.Tiers
 	if got := list[0]; got.State != "up" || !reflect.DeepEqual(got.Store, says) {
 		t.Errorf("status %+v", got)
 	}
@@ -337,7 +337,7 @@ func TestLoadIsHeldForPromises(t *testing.T) {
 	w.send(&ipc.Load{Job: w.job, Epoch: 1, Event: ipc.None, Lease: got.Lease,
 		Sections: []ipc.Section{section(chain(1, 8), 20)}})
 	w.sync()
-	if st := r.agent.Status(); st.Jobs != 1 || r.agent.metrics.LoadsHeld.Load() != 1 {
+	if st := r.guests.Status(); st.Jobs != 1 || r.agent.metrics.LoadsHeld.Load() != 1 {
 		t.Fatalf("%d jobs, %d held; want 1 and 1", st.Jobs, r.agent.metrics.LoadsHeld.Load())
 	}
 	f.Switch(false)

@@ -32,7 +32,7 @@ func TestEnginesAtRandom(t *testing.T) {
 	}
 	wg.Wait()
 	r.waitFor("all engines are gone", func(s admin.Status) bool { return s.Sessions == 0 })
-	st := r.agent.Status()
+	st := r.guests.Status()
 	t.Logf("loaded %v of %v, leases %v, revoked %d, evicted %d, clean-up at most %.1f ms",
 		loaded, wanted, given, st.LeasesRevoked, st.Pool.Evicted, st.CleanupMaxMS)
 	if st.BlocksLoaded == 0 || st.LeasesGiven == 0 || st.Pool.Evicted == 0 {

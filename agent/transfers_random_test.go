@@ -56,7 +56,7 @@ func TestTransfersAtRandom(t *testing.T) {
 			return s.Sessions == 0 && x.Open+x.Complete+x.Waiting+x.Fetching == 0 && s.Peers.Subscriptions == 0 &&
 				s.Pool.Pinned == 0
 		})
-		s := n.agent.Status()
+		s := n.guests.Status()
 		t.Logf("%+v; %d blocks fetched, %v", s.Transfers, s.Peers.Blocks, s.Peers.Ended)
 	}
 	t.Logf("loaded %v, waited %v", loaded, waited)

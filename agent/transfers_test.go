@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
@@ -154,7 +155,7 @@ func delivered(name string) *ipc.Delivered { return &ipc.Delivered{Name: []byte(
 // transfers checks the table of an agent.
 func (r *rig) transfers(open, complete, waiting int) {
 	r.t.Helper()
-	if x := r.agent.Status().Transfers; x.Open != open || x.Complete != complete || x.Waiting != waiting {
+	if x := r.guests.Status().Transfers; x.Open != open || x.Complete != complete || x.Waiting != waiting {
 		r.t.Errorf("%d open, %d complete, %d waiting, want %d, %d, %d", x.Open, x.Complete, x.Waiting, open, complete,
 			waiting)
 	}
@@ -189,7 +190,7 @@ func TestLookupWaitsForTransfer(t *testing.T) {
 	x.decode.send(delivered("a"))
 	x.decode.sync()
 	r.transfers(0, 0, 0)
-	if s := r.agent.Status().Transfers; s.Delivered != 1 || s.Opened != 1 || s.Waited != 2 {
+	if s := r.guests.Status().Transfers; s.Delivered != 1 || s.Opened != 1 || s.Waited != 2 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -219,7 +220,7 @@ func TestLookupTakesWhatThereIs(t *testing.T) {
 			x.answers(q, ipc.LookupPending, 4)
 			end(x)
 			x.answers(q, ipc.LookupHit, 4)
-			if s := r.agent.Status().Transfers; s.Open != 0 || s.Waiting != 0 {
+			if s := r.guests.Status().Transfers; s.Open != 0 || s.Waiting != 0 {
 				t.Errorf("left: %+v", s)
 			}
 		})
@@ -293,7 +294,7 @@ func TestLookupWaitsForNoMoreThanWasPromised(t *testing.T) {
 
 // An unknown transfer is waited for only if it may still be offered.
 func TestEarlyLookup(t *testing.T) {
-	r := newRig(t, withConfig(func(c *Config) { c.Peers.Address = "this:1" }))
+	r := newRig(t, withGuests(func(o *guests.Options) { o.Peers.Address = "this:1" }))
 	x := newPair(t, r, r)
 	q := x.question(2, "a")
 	x.answers(q, ipc.LookupHit, 0)
@@ -379,7 +380,7 @@ func TestTransfersWithoutRegistration(t *testing.T) {
 	c.send(offered("a", 2))
 	c.send(delivered("a"))
 	c.sync()
-	if s := r.agent.Status().Transfers; s.Ignored != 3 || s.Opened != 0 {
+	if s := r.guests.Status().Transfers; s.Ignored != 3 || s.Opened != 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -398,19 +399,19 @@ func TestTooManyTransfers(t *testing.T) {
 	x.say(offered("17", 0), offer("one more", 2))
 	x.answers(x.question(2, "one more"), ipc.LookupPending, 0)
 	x.answers(x.question(2, "17"), ipc.LookupHit, 0)
-	if s := r.agent.Status().Transfers; s.Refused != 1 || s.Displaced != 1 || s.Open != 4096 {
+	if s := r.guests.Status().Transfers; s.Refused != 1 || s.Displaced != 1 || s.Open != 4096 {
 		t.Errorf("%+v", s)
 	}
 }
 
 // GET /query names the engines and the agent's address, as the Mooncake connector's proxy reads it.
 func TestBootstrapQuery(t *testing.T) {
-	r := newRig(t, withConfig(func(c *Config) { c.HTTP, c.Peers.Address = "127.0.0.1:0", "node-1:7460" }))
+	r := newRig(t, withGuests(func(o *guests.Options) { o.HTTP.HTTP, o.Peers.Address = "127.0.0.1:0", "node-1:7460" }))
 	get := func() (engines map[string]struct {
 		EngineID   string             `json:"engine_id"`
 		WorkerAddr *map[string]string `json:"worker_addr"`
 	}) {
-		answer, err := http.Get("http://" + r.agent.HTTPAddr().String() + "/query")
+		answer, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/query")
 		check(t, err)
 		defer answer.Body.Close()
 		text, err := io.ReadAll(answer.Body)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 )
@@ -28,7 +29,9 @@ func webPage(t *testing.T, client *http.Client, url, host string) (code int, lin
 // A port to which SSH brings admin.sock answers no web page whose name somebody's DNS server points
 // to it.
 func TestSocketAnswersNoWebPage(t *testing.T) {
-	r := newRig(t, withConfig(func(c *Config) { c.HTTP, c.HTTPNames = "127.0.0.1:0", []string{"node-7.example"} }))
+	r := newRig(t, withGuests(func(o *guests.Options) {
+		o.HTTP.HTTP, o.HTTP.HTTPNames = "127.0.0.1:0", []string{"node-7.example"}
+	}))
 	for host, want := range map[string]int{
 		"kvagent": 200, "localhost:9480": 200, "127.0.0.1:9480": 200, "[::1]:9480": 200, "node-7.example": 200,
 		"evil.example": 421, "evil.example.:9480": 421, "127.0.0.1.evil.example": 421,
@@ -43,7 +46,7 @@ func TestSocketAnswersNoWebPage(t *testing.T) {
 
 // The page on admin.sock has the look-ups; the page on an address only how many there were.
 func TestPageNamesNoBlockOnAnAddress(t *testing.T) {
-	r := newRig(t, withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
+	r := newRig(t, withGuests(func(o *guests.Options) { o.HTTP.HTTP = "127.0.0.1:0" }))
 	scheduler, _, answer := r.joinEngine(register("a"))
 	hashes := prompt(1, 8)
 	id := hex.EncodeToString(hashes[len(hashes)-8:])
@@ -51,7 +54,7 @@ func TestPageNamesNoBlockOnAnAddress(t *testing.T) {
 	r.explainUntil(hashes, history.NotStored)
 	defer http.DefaultClient.CloseIdleConnections()
 	_, onSocket := webPage(t, r.adminClient(), "http://kvagent/page/stream", "")
-	_, onAddress := webPage(t, http.DefaultClient, "http://"+r.agent.HTTPAddr().String()+"/page/stream", "")
+	_, onAddress := webPage(t, http.DefaultClient, "http://"+r.guests.HTTPAddr().String()+"/page/stream", "")
 	for _, text := range []string{onSocket, onAddress} {
 		if !strings.Contains(text, `"not_stored"`) {
 			t.Errorf("no reason in %s", text)

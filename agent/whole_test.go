@@ -33,7 +33,7 @@ func TestSaveLookupLoad(t *testing.T) {
 			t.Errorf("block %d has other bytes than were saved", i)
 		}
 	}
-	st := r.agent.Status()
+	st := r.guests.Status()
 	if st.BlocksSaved != 3 || st.BlocksLoaded != 3 || st.BlocksStored != 3 || st.Engines != 2 ||
 		st.LookupHits != 1 {
 		t.Errorf("status: %+v", st)

@@ -9,8 +9,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/registration"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -43,7 +43,7 @@ func (w *workers) start(st *seat) error {
 		Device: w.device, Peer: st.peer, Slots: w.pool, Space: space, Spec: st.space.spec,
 		Held:      st.layouts,
 		Integrity: w.cfg.Integrity, Sampling: w.sampling(st),
-		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.deliveries.Awaited(space) },
+		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.guests.Awaited(space) },
 		Refusable: w.tiers == nil, // else tiers below memory are to have what is saved
 		Limits:    w.cfg.Limits.Transfer, Complete: st.session.complete,
 	})
@@ -99,7 +99,7 @@ func (w *workers) mismatched(st *seat, m *transfer.Mismatch) {
 		zap.Uint8("group", m.Group), zap.String("hash", hash),
 		zap.Uint32("block", m.Block), zap.String("sum_in_engine", engine), zap.String("sum_in_pool", slot),
 		zap.Uint64("job", m.Job),
-		zap.String("status", admin.StatusNames[m.Status]))
+		zap.String("status", report.StatusNames[m.Status]))
 }
 
 // setBudget serves BUDGET, which a registered worker may send once. An agent that cannot keep to it

@@ -38,7 +38,7 @@ func TestMismatchIsAnAlarm(t *testing.T) {
 	}
 	r.wantMetric(`kvagent_sampled_blocks_total{op="save",result="mismatched"} 2`)
 	r.wantMetric(`kvagent_sampled_blocks_total{op="save",result="matched"} 4`)
-	st := r.agent.Status()
+	st := r.guests.Status()
 	if s := &st.Sample; s.Every != 1 || s.Saves != (transfer.SampleCounts{Matched: 4, Mismatched: 2}) ||
 		!strings.Contains(s.LastMismatch, `save of rank 0 of instance "a": group 0, block 02020000`) {
 		t.Errorf("status: %+v", s)

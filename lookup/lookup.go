@@ -267,3 +267,10 @@ func (p *plan) windowBlocks(g uint8, end uint64) uint64 {
 	}
 	return min((w-1+block-1)/block, end/block)
 }
+
+// Expected is what may still come for a look-up that names a transfer.
+type Expected struct {
+	Grows bool   // more blocks may come
+	Most  uint32 // tokens that they can reach
+	Anew  bool   // shared tiers are to be asked again for what they lacked
+}

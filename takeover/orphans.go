@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
@@ -263,10 +263,10 @@ func (o *Orphans) takeEnded() (out []orphan) {
 }
 
 // Status returns the state for /status and the metrics.
-func (o *Orphans) Status() admin.Orphans {
+func (o *Orphans) Status() report.Orphans {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	out := admin.Orphans{Ended: o.mu.ended, Cold: o.mu.cold, PIDs: []int{}}
+	out := report.Orphans{Ended: o.mu.ended, Cold: o.mu.cold, PIDs: []int{}}
 	for _, m := range o.mu.running {
 		out.PIDs = append(out.PIDs, m.PID)
 	}

@@ -14,7 +14,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool/dram"
 )
@@ -46,7 +45,7 @@ const (
 func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *socketdir.Listener, err error) {
 	before, known := lockHolder(dir)
 	err = t.until(ctx, func() error {
-		l, err = admin.ListenAdmin(dir, group)
+		l, err = socketdir.ListenAdmin(dir, group)
 		return err
 	}, func(err error) (stays, held bool) {
 		if !errors.Is(err, socketdir.ErrInUse) {

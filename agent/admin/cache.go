@@ -13,28 +13,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/pool"
 )
 
 // CacheStatus is the contents of /cache: what is stored, by space.
 type CacheStatus struct {
-	Spaces []CacheSpace `json:"spaces"`
-}
-
-// CacheSpace is one space this agent knows.
-type CacheSpace struct {
-	Space   string `json:"space"` // hex
-	Model   string `json:"model"`
-	Tenant  string `json:"tenant"`
-	Dtype   string `json:"dtype"`
-	Groups  int    `json:"groups"`
-	Shards  int    `json:"shards"`
-	Open    bool   `json:"open"` // all shards' sizes are known, so that something can be stored
-	Epoch   uint32 `json:"epoch"`
-	Engines int    `json:"engines"` // complete ones
-	Blocks  int64  `json:"blocks"`  // in memory; -1: the pool does not count them by space
-
-	ID pool.SpaceID `json:"-"` // unless Blocks is -1
+	Spaces []report.CacheSpace `json:"spaces"`
 }
 
 // cacheFilter picks spaces. An empty field picks all.
@@ -63,20 +48,20 @@ func parseFilter(query url.Values) (f cacheFilter, err error) {
 	return f, nil
 }
 
-func (f *cacheFilter) picks(s *CacheSpace) bool {
+func (f *cacheFilter) picks(s *report.CacheSpace) bool {
 	return (f.space == "" || len(s.Space) >= len(f.space) && s.Space[:len(f.space)] == f.space) &&
 		(f.model == "" || s.Model == f.model) && (f.tenant == "" || s.Tenant == f.tenant)
 }
 
 // cache returns what is stored of the spaces that a filter picks.
 func (v *View) cache(f cacheFilter) CacheStatus {
-	out := CacheStatus{Spaces: []CacheSpace{}}
-	for _, one := range v.source.Spaces() {
+	out := CacheStatus{Spaces: []report.CacheSpace{}}
+	for _, one := range v.agent.Spaces() {
 		if f.picks(&one.CacheSpace) {
 			out.Spaces = append(out.Spaces, one.CacheSpace)
 		}
 	}
-	slices.SortFunc(out.Spaces, func(x, y CacheSpace) int {
+	slices.SortFunc(out.Spaces, func(x, y report.CacheSpace) int {
 		return cmp.Or(cmp.Compare(x.Model, y.Model), cmp.Compare(x.Tenant, y.Tenant), cmp.Compare(x.Space, y.Space))
 	})
 	return out
@@ -84,18 +69,18 @@ func (v *View) cache(f cacheFilter) CacheStatus {
 
 // Removed is the result of /cache/rm.
 type Removed struct {
-	Spaces []CacheSpace `json:"spaces"` // as they are now
+	Spaces []report.CacheSpace `json:"spaces"` // as they are now
 }
 
 // removeSpaces starts a new epoch of the spaces that a filter picks. Nothing stored before is found
 // again, in memory or in any tier, and the engines are notified.
 func (v *View) removeSpaces(f cacheFilter) (out Removed, err error) {
-	out.Spaces = []CacheSpace{}
-	for _, one := range v.source.Spaces() {
+	out.Spaces = []report.CacheSpace{}
+	for _, one := range v.agent.Spaces() {
 		if !f.picks(&one.CacheSpace) {
 			continue
 		}
-		now, stored, bad := v.source.Reset(one.Fingerprint)
+		now, stored, bad := v.agent.ResetStored(one.Fingerprint)
 		switch {
 		case bad != nil:
 			err = errors.Join(err, fmt.Errorf("space %s: %w", one.Space, bad))
@@ -236,8 +221,8 @@ func countIn(key, value string, high int) (int, error) {
 type tierView struct {
 	contents pool.TierContents
 	request  *tierRequest
-	within   time.Duration                   // to list
-	known    map[pool.Fingerprint]CacheSpace // by the name in the tiers
+	within   time.Duration                          // to list
+	known    map[pool.Fingerprint]report.CacheSpace // by the name in the tiers
 	picked   map[pool.Fingerprint]*CacheTierSpace
 }
 
@@ -249,10 +234,10 @@ func (v *View) viewTier(q *tierRequest, within time.Duration) (*tierView, error)
 	}
 	t := &tierView{
 		contents: contents, request: q, within: within,
-		known: map[pool.Fingerprint]CacheSpace{}, picked: map[pool.Fingerprint]*CacheTierSpace{},
+		known: map[pool.Fingerprint]report.CacheSpace{}, picked: map[pool.Fingerprint]*CacheTierSpace{},
 	}
-	t.known[pool.EpochMarkers] = CacheSpace{Space: hex.EncodeToString(pool.EpochMarkers[:]), Model: markersModel}
-	for _, sp := range v.source.Spaces() {
+	t.known[pool.EpochMarkers] = report.CacheSpace{Space: hex.EncodeToString(pool.EpochMarkers[:]), Model: markersModel}
+	for _, sp := range v.agent.Spaces() {
 		t.known[contents.StoredAs(sp.Fingerprint)] = sp.CacheSpace
 	}
 	return t, nil
@@ -265,7 +250,7 @@ func (v *tierView) space(name pool.Fingerprint) *CacheTierSpace {
 	}
 	info, known := v.known[name]
 	if !known {
-		info = CacheSpace{Space: hex.EncodeToString(name[:])}
+		info = report.CacheSpace{Space: hex.EncodeToString(name[:])}
 	}
 	v.picked[name] = nil
 	if v.request.filter.picks(&info) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -43,10 +44,10 @@ func (s *shelf) DeleteIn(ctx context.Context, _ string, keys []pool.Key) error {
 }
 
 func viewShelf(s *shelf, q tierRequest) *tierView {
-	first := CacheSpace{Space: "01" + strings.Repeat("00", 15), Model: "m", Tenant: "t"}
+	first := report.CacheSpace{Space: "01" + strings.Repeat("00", 15), Model: "m", Tenant: "t"}
 	return &tierView{
 		contents: s, request: &q, within: 20 * time.Millisecond,
-		known: map[pool.Fingerprint]CacheSpace{{1}: first}, picked: map[pool.Fingerprint]*CacheTierSpace{},
+		known: map[pool.Fingerprint]report.CacheSpace{{1}: first}, picked: map[pool.Fingerprint]*CacheTierSpace{},
 	}
 }
 

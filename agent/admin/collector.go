@@ -29,7 +29,7 @@ func (c *collector) Describe(chan<- *prometheus.Desc) {}
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	status := c.view.Status()
-	for _, from := range []any{&status, c.view.metrics} {
+	for _, from := range []any{&status, c.view.agent.Metrics()} {
 		walk(reflect.ValueOf(from).Elem(), nil, func(family string, labels []label, value float64) {
 			ch <- metric(family, labels, value)
 		})

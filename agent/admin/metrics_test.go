@@ -5,27 +5,15 @@ import (
 	"reflect"
 	"testing"
 	"time"
-)
 
-// TestFarthestBeyondItsDeadline expects the greatest miss of a deadline to be kept.
-func TestFarthestBeyondItsDeadline(t *testing.T) {
-	m := NewMetrics(nil, nil)
-	if m.CountTime(time.Millisecond, time.Millisecond) || m.overMax.Load() != 0 {
-		t.Errorf("in time: %v us", m.overMax.micros())
-	}
-	if !m.CountTime(7*time.Millisecond, 2*time.Millisecond) || !m.CountTime(100*time.Millisecond, 99*time.Millisecond) {
-		t.Error("late, and not said to be")
-	}
-	if over := m.overMax.micros(); over != 5000 {
-		t.Errorf("%v us beyond, want 5000", over)
-	}
-}
+	"github.com/kvagent/kvagent/agent/report"
+)
 
 // TestFamiliesAreThoseOfTheTags holds the table of help against the tags that make series.
 func TestFamiliesAreThoseOfTheTags(t *testing.T) {
 	found := map[string]bool{}
 	tags(reflect.TypeFor[Status](), found)
-	tags(reflect.TypeFor[Metrics](), found)
+	tags(reflect.TypeFor[report.Metrics](), found)
 	for family := range found {
 		if families[family] == "" {
 			t.Errorf("%s has no help", family)
@@ -69,7 +57,7 @@ func TestWalk(t *testing.T) {
 		Tiers  []tier
 		Absent *tier
 		Lost   map[string]uint64 `metric:"lost_total" label:"reason"`
-		Calls  Counter           `metric:"calls_total"`
+		Calls  report.Counter    `metric:"calls_total"`
 		Since  time.Time         `metric:"since_seconds"`
 		PIDs   []int             `metric:"pids"`
 		Cold   string            `metric:"cold"`

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -30,7 +30,7 @@ type Options struct {
 	SocketGroup int                 // group id of admin.sock; 0 or less: the owner alone
 	HTTP        string              // address for HTTP besides admin.sock, or empty
 	HTTPNames   []string            // names and addresses that HTTP answers to besides its own and localhost
-	Limit       time.Duration       // of one request
+	Limit       time.Duration       // of one request; 0: 10 s
 	Log         *zap.Logger
 }
 
@@ -48,11 +48,12 @@ type Server struct {
 
 // Start serves a view until Close.
 func Start(v *View, o Options) (*Server, error) {
+	o.Limit = cmp.Or(o.Limit, requestLimit)
 	s := &Server{view: v, limit: o.Limit, log: o.Log, names: o.HTTPNames}
 	admin := o.Admin
 	if admin == nil {
 		var err error
-		if admin, err = ListenAdmin(o.Dir, o.SocketGroup); err != nil {
+		if admin, err = socketdir.ListenAdmin(o.Dir, o.SocketGroup); err != nil {
 			return nil, err
 		}
 	}
@@ -82,15 +83,8 @@ func Start(v *View, o Options) (*Server, error) {
 	return s, nil
 }
 
-// ListenAdmin takes a socket directory, which only one agent at a time can have. If another has it
-// the error wraps socketdir.ErrInUse and names its process.
-func ListenAdmin(dir string, group int) (*socketdir.Listener, error) {
-	l, err := socketdir.Listen(filepath.Join(dir, socketdir.Admin), group)
-	if err != nil {
-		return nil, fmt.Errorf("socket-dir: %w", err)
-	}
-	return l, nil
-}
+// requestLimit is the default of Options.Limit.
+const requestLimit = 10 * time.Second
 
 // maxHeaderBytes bounds the header of a request. Only that of POST /hints has a body.
 const maxHeaderBytes = 16 << 10
@@ -182,11 +176,11 @@ func (s *Server) handler() http.Handler {
 }
 
 func (s *Server) addReads(mux *http.ServeMux) {
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.view.metrics.registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.view.agent.Metrics(), promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /livez",
-		func(rw http.ResponseWriter, _ *http.Request) { writeHealth(rw, s.view.source.Live()) })
+		func(rw http.ResponseWriter, _ *http.Request) { writeHealth(rw, s.view.agent.Live()) })
 	mux.HandleFunc("GET /readyz",
-		func(rw http.ResponseWriter, _ *http.Request) { writeHealth(rw, s.view.source.Ready()) })
+		func(rw http.ResponseWriter, _ *http.Request) { writeHealth(rw, s.view.agent.Ready()) })
 	mux.HandleFunc("GET /status", func(rw http.ResponseWriter, _ *http.Request) { writeJSON(rw, s.view.Status()) })
 	mux.HandleFunc("GET /query", func(rw http.ResponseWriter, _ *http.Request) { writeJSON(rw, s.view.bootstrap()) })
 }
@@ -242,7 +236,7 @@ func (s *Server) set(rw http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	writeJSON(rw, s.view.source.Set(loads, saves))
+	writeJSON(rw, s.view.agent.Set(loads, saves))
 }
 
 // ParseSwitch reads on or off.

@@ -5,52 +5,49 @@ package admin
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"time"
 
 	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/agent/page"
-	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Source is the agent as package admin reads it. Its functions may be called from any goroutine
-// until the server is closed.
-type Source struct {
-	State   func() Status         // at one moment, without what View.Status adds
-	Engines func() []EngineStatus // by name
-	Spaces  func() []Space
-	Live    func() error // why the agent must be restarted; nil: it is alive
-	Ready   func() error // why it does not serve; nil: it does
+// Agent is the agent's core as package admin reads it, from any goroutine.
+type Agent interface {
+	Status() report.Status
+	Metrics() *report.Metrics
+	Spaces() []report.Space
+	Live() error  // why the agent must be restarted; nil: it is alive
+	Ready() error // why it does not serve; nil: it does
 	// Set switches loads and saves; nil leaves one as it is.
-	Set func(loads, saves *bool) SwitchState
-	// Reset starts a new weights epoch of a space and returns its new state. stored is false if
-	// nothing of it is stored.
-	Reset func(fp pool.Fingerprint) (now CacheSpace, stored bool, err error)
-	Tiers pool.TierContents // nil: no tier can be listed
+	Set(loads, saves *bool) report.SwitchState
+	// ResetStored starts a new weights epoch of a space and returns its new state. stored is false
+	// if nothing of it is stored.
+	ResetStored(fp pool.Fingerprint) (now report.CacheSpace, stored bool, err error)
+}
+
+// Sources are what else a view reads.
+type Sources struct {
+	Guests func() Guests
+	Tiers  pool.TierContents // nil: no tier can be listed
 	// Explain tells why look-ups missed; nil: nothing is remembered.
 	Explain *history.World
 	Hints   Hints
 }
 
-// Space is a space that the agent knows.
-type Space struct {
-	Fingerprint pool.Fingerprint
-	CacheSpace
-}
-
-// View combines the agent's snapshots and its counters.
+// View combines what the agent and its guests tell.
 type View struct {
-	source  Source
-	metrics *Metrics
+	agent  Agent
+	source Sources
 }
 
 // NewView makes a view of an agent, and registers what its state says with its metrics.
-func NewView(s Source, m *Metrics) *View {
-	v := &View{source: s, metrics: m}
-	m.registry.MustRegister(&collector{v})
+func NewView(a Agent, s Sources) *View {
+	v := &View{agent: a, source: s}
+	a.Metrics().MustRegister(&collector{v})
 	return v
 }
 
@@ -86,7 +83,7 @@ func (v *View) sample() (page.Point, any) {
 		Lookups: st.Lookups, TokensAsked: st.TokensAsked, TokensFound: st.TokensFound,
 		Blocks: eviction.Lookups, BlocksHit: eviction.Hits,
 		BlocksUnlimited: eviction.Hits + eviction.Beyond,
-		SlowestUS:       v.metrics.lookupRecent.take(),
+		SlowestUS:       v.agent.Metrics().LookupRecent.Take(),
 		Loaded:          st.BytesLoaded, Saved: st.BytesSaved, Engines: st.Engines,
 		Complete: st.EnginesComplete, Used: st.Pool.Used, Pinned: st.Pool.Pinned, Capacity: st.Pool.Capacity,
 		Tiers: [][2]uint64{},
@@ -107,14 +104,6 @@ const MaxRecent = history.MaxLookups
 type Recent struct {
 	history.Recent
 	Hints []hints.Receipt `json:"hints,omitempty"` // the last, the newest first
-}
-
-// LookupStatusName returns the name of a look-up's status, as metrics have it.
-func LookupStatusName(s ipc.LookupStatus) string {
-	if int(s) < len(lookupStatusNames) {
-		return lookupStatusNames[s]
-	}
-	return fmt.Sprint(int(s))
 }
 
 // explain serves GET /explain?request=ID, ?block=HASH and ?last=N.

@@ -39,6 +39,15 @@ type Config struct {
 	// Deliver tells another agent that a transfer was delivered. It must not block. nil: nobody is
 	// told.
 	Deliver func(peer string, space pool.Fingerprint, name string)
+
+	// What is known of the own agent. Look-ups need it.
+	Address string // where other agents reach it; empty: they cannot
+	Index   pool.Index
+	Epoch   func(s pool.SpaceID) uint32
+	// Shared reports whether a tier is up that other agents share; nil: there are no tiers.
+	Shared func() bool
+	// Unserved returns nil if all that engines of a space had sent before the call was served.
+	Unserved func(s pool.SpaceID) <-chan struct{}
 }
 
 // Key is a transfer's name, which belongs to a space.
@@ -190,6 +199,7 @@ type Counts struct {
 	Displaced uint64 `json:"displaced" metric:"transfers_total{event=displaced}"` // complete, ended for a newer one
 	Refused   uint64 `json:"refused" metric:"transfers_total{event=refused}"`     // not opened: too many
 	Waited    uint64 `json:"waited" metric:"transfers_total{event=waited}"`       // answers that said to wait
+	Ignored   uint64 `json:"ignored"`                                             // of sessions without an open space
 
 	Fetches          uint64 `json:"fetches" metric:"peer_fetches_total{event=started}"`
 	FetchesFailed    uint64 `json:"fetches_failed" metric:"peer_fetches_total{event=failed}"` // not served to the end

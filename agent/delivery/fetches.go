@@ -30,17 +30,16 @@ type Chain struct {
 	Hashes pool.Hashes
 }
 
-// Lacking appends the blocks of a group, those of h after its first own, that an index has not, in
+// lacking appends the blocks of a group, those of h after its first own, that an index has not, in
 // memory of their own: at most left, from which it takes them.
-func Lacking(chains []Chain, index pool.Index, s pool.SpaceID, group uint8, h pool.Hashes, own int, windowed bool,
-	left *int) []Chain {
+func (r *Request) lacking(index pool.Index, group uint8, h pool.Hashes, own int, windowed bool, left *int) {
 	from := own
 	if !windowed {
-		from += index.Prefix(s, group, h.Slice(from, h.N))
+		from += index.Prefix(r.Space, group, h.Slice(from, h.N))
 	}
 	to := min(h.N, from+*left)
 	if from >= to {
-		return chains
+		return
 	}
 	*left -= to - from
 	c := Chain{Group: group}
@@ -52,7 +51,7 @@ func Lacking(chains []Chain, index pool.Index, s pool.SpaceID, group uint8, h po
 		blob = append(blob, h.At(n)...)
 	}
 	c.Hashes = pool.Chain(blob, h.Len)
-	return append(chains, c)
+	r.Chains = append(r.Chains, c)
 }
 
 // bytes returns the size of a request's hashes.

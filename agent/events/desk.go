@@ -70,8 +70,8 @@ const maxWaiting = 8
 // Serve serves BLOCK_TOKENS and NEXT_EVENTS of a session, with the rules of its space, or nil if it
 // has none that is open; waiting is the number of messages that wait to be written to it. send must
 // not wait. It is called at most once for each NEXT_EVENTS, at once or when there is something to
-// tell, and not after Leave.
-func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, send func(any)) {
+// tell, and not after Leave. It returns false for another message.
+func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, send func(any)) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch m := msg.(type) {
@@ -90,7 +90,10 @@ func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, 
 		case blocks == 0:
 			send(&ipc.BlockEvents{Req: m.Req, State: ipc.EventsMore})
 		}
+	default:
+		return false
 	}
+	return true
 }
 
 // Leave ends what a session is told.

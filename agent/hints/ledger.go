@@ -103,6 +103,7 @@ type Counts struct {
 	Helped  uint64 `json:"blocks_helped" metric:"hint_blocks_total{outcome=helped}"`
 	InVain  uint64 `json:"blocks_in_vain" metric:"hint_blocks_total{outcome=in_vain}"`
 	Dropped uint64 `json:"blocks_dropped" metric:"hint_blocks_total{outcome=dropped}"`
+	Ignored uint64 `json:"ignored"` // hints of sessions without an open space
 }
 
 // New makes an empty ledger. Close ends it.

@@ -12,9 +12,9 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/agent/page"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -80,10 +80,10 @@ func (n *node) sample() (page.Point, any) {
 	return p, n.status(&p, at)
 }
 
-func (n *node) status(p *page.Point, at float64) *admin.Status {
-	st := &admin.Status{
+func (n *node) status(p *page.Point, at float64) *report.Status {
+	st := &report.Status{
 		Version: "v1.0.0", PID: 4711, UptimeSeconds: 26*3600 + at, Ready: true,
-		Switches: admin.SwitchState{Loads: true, Saves: true}, Engines: n.engines, Jobs: n.engines / 2,
+		Switches: report.SwitchState{Loads: true, Saves: true}, Engines: n.engines, Jobs: n.engines / 2,
 		Leases: n.engines / 3, TokensAsked: p.TokensAsked, TokensFound: p.TokensFound, BytesSaved: p.Saved,
 		BytesLoaded: p.Loaded, LookupMaxUS: 812,
 		Pool: pool.Stats{Capacity: p.Capacity, Used: p.Used, Pinned: p.Pinned},
@@ -98,7 +98,7 @@ func (n *node) status(p *page.Point, at float64) *admin.Status {
 			{Name: "GPU-5e7a1c22", Device: "cuda", PID: 4999, Running: true, UpSeconds: 60, Peers: n.engines / 2,
 				Lost: map[cudaipc.LossReason]uint64{"died": 1}, LastLoss: "the mover died: signal: killed"},
 		},
-		EngineList: []admin.EngineStatus{},
+		EngineList: []report.EngineStatus{},
 	}
 	for i := range n.engines {
 		st.EngineList = append(st.EngineList, engine(i))
@@ -108,18 +108,18 @@ func (n *node) status(p *page.Point, at float64) *admin.Status {
 
 var models = []string{"meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B", "deepseek-ai/DeepSeek-V3"}
 
-func engine(i int) admin.EngineStatus {
-	scheduler := admin.WorkerStatus{Role: "scheduler", Registered: true, Step: "idle"}
-	worker := admin.WorkerStatus{Role: "worker", Registered: i != 7, Step: "idle", SaveQueue: i % 5, LoadQueue: i % 3}
+func engine(i int) report.EngineStatus {
+	scheduler := report.WorkerStatus{Role: "scheduler", Registered: true, Step: "idle"}
+	worker := report.WorkerStatus{Role: "worker", Registered: i != 7, Step: "idle", SaveQueue: i % 5, LoadQueue: i % 3}
 	switch {
 	case i == 23:
 		worker.Step, worker.StepMS = "waits for a step", 2400
 	case i%6 == 0:
 		worker.Step, worker.StepMS = "load", 3
 	}
-	return admin.EngineStatus{
+	return report.EngineStatus{
 		Instance: fmt.Sprintf("vllm-%02d", i), Model: models[i%len(models)], Complete: i != 7, World: 1, Leases: i % 4,
-		LeaseBytes: int64(i%4) << 28, Sessions: []admin.WorkerStatus{scheduler, worker},
+		LeaseBytes: int64(i%4) << 28, Sessions: []report.WorkerStatus{scheduler, worker},
 	}
 }
 

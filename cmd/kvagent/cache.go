@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -96,7 +97,7 @@ func cacheListCommand() *cobra.Command {
 	return cmd
 }
 
-func printSpaces(out io.Writer, spaces []admin.CacheSpace) error {
+func printSpaces(out io.Writer, spaces []report.CacheSpace) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SPACE\tMODEL\tTENANT\tDTYPE\tGROUPS\tRANKS' SHARDS\tEPOCH\tENGINES\tBLOCKS")
 	for i := range spaces {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/settings"
 )
@@ -243,7 +244,7 @@ engines compute; with saves off, nothing new is stored. Engines are notified at 
 			return settings.Invalid(err)
 		}
 		body, err := a.Post(a.Context(), "/set?"+query.Encode(), nil)
-		return show(a, body, err, func(out io.Writer, now *admin.SwitchState) error {
+		return show(a, body, err, func(out io.Writer, now *report.SwitchState) error {
 			_, err := fmt.Fprintf(out, "loads=%s saves=%s\n", onOff(now.Loads), onOff(now.Saves))
 			return err
 		})

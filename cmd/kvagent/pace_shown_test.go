@@ -12,11 +12,12 @@ import (
 // TestPaceIsShown expects a line for a device whose copies are or were limited, and for no other.
 func TestPaceIsShown(t *testing.T) {
 	var out bytes.Buffer
-	st := admin.Status{Paces: []pace.Report{
+	var st admin.Status
+	st.Paces = []pace.Report{
 		{Device: "cpu", Setting: "auto"},
 		{Device: "GPU-1", Setting: "auto", Rate: 3 << 30, Slowdown: 1.42,
 			Counts: pace.Counts{Cuts: 5, Raises: 2}, SaveWaitS: 1.5},
-	}}
+	}
 	if err := printStatus(&out, &st); err != nil {
 		t.Fatal(err)
 	}

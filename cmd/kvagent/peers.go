@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/peering"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -145,9 +145,9 @@ type peers struct {
 	reads    *mooncake.Reads  // nil: there are no one-sided reads
 }
 
-// openPeers prepares to fetch from other agents and to serve them, and sets cfg.Peers. An agent
-// without a key or certificates is on its own.
-func openPeers(s *serveSettings, p *dram.Pool, stack pool.Memory, cfg *agent.Config, log *zap.Logger) (*peers, error) {
+// openPeers prepares to fetch from other agents and to serve them, and sets what the guests know of
+// them. An agent without a key or certificates is on its own.
+func openPeers(s *serveSettings, p *dram.Pool, stack pool.Memory, part *guests.Peers, log *zap.Logger) (*peers, error) {
 	auth, ok, err := s.peers.auth()
 	if err != nil {
 		return nil, settings.Invalid(err)
@@ -160,8 +160,8 @@ func openPeers(s *serveSettings, p *dram.Pool, stack pool.Memory, cfg *agent.Con
 		if out.listener, err = net.Listen("tcp", s.peers.listen); err != nil {
 			return nil, fmt.Errorf("peer-listen: %w", err)
 		}
-		cfg.Peers.Address = s.peers.address(out.listener.Addr())
-		log.Info("peers", zap.Stringer("listen", out.listener.Addr()), zap.String("advertised", cfg.Peers.Address),
+		part.Address = s.peers.address(out.listener.Addr())
+		log.Info("peers", zap.Stringer("listen", out.listener.Addr()), zap.String("advertised", part.Address),
 			zap.Stringer("auth", auth))
 	}
 	o := peering.Options{
@@ -170,7 +170,7 @@ func openPeers(s *serveSettings, p *dram.Pool, stack pool.Memory, cfg *agent.Con
 		Log:    func(peer, what string, err error) { log.Warn(what, zap.String("peer", peer), zap.Error(err)) },
 	}
 	if s.peers.rdma.protocol != "" {
-		if out.reads, err = openReads(&s.peers, cfg.Peers.Address, p, log); err != nil {
+		if out.reads, err = openReads(&s.peers, part.Address, p, log); err != nil {
 			return nil, settings.Invalid(errors.Join(err, out.close()))
 		}
 		o.Reader = out.reads
@@ -178,9 +178,9 @@ func openPeers(s *serveSettings, p *dram.Pool, stack pool.Memory, cfg *agent.Con
 	if out.peering, err = peering.New(o); err != nil {
 		return nil, settings.Invalid(errors.Join(err, out.close()))
 	}
-	cfg.Peers.Fetch, cfg.Peers.Deliver = out.peering.Fetch, out.peering.Deliver
-	cfg.Peers.Leave, cfg.Peers.Stop = out.peering.Close, out.stop
-	cfg.Peers.Report = func() (r admin.Peers) {
+	part.Fetch, part.Deliver = out.peering.Fetch, out.peering.Deliver
+	part.Leave, part.Stop = out.peering.Close, out.stop
+	part.Report = func() (r admin.Peers) {
 		r.Client, r.Server = out.peering.Stats()
 		r.Reads = reportReads(&s.peers, out.reads)
 		return r
@@ -206,7 +206,7 @@ func (p *peerSettings) address(listens net.Addr) string {
 }
 
 // serve begins to serve other agents, if there is a listener.
-func (p *peers) serve(a *agent.Agent) error {
+func (p *peers) serve(a *guests.Guests) error {
 	if p.listener == nil {
 		return nil
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
@@ -76,29 +77,32 @@ or has the pool's file; 4 ended, but jobs were cut off, or orphans remain.`,
 	return cmd
 }
 
-// agentConfig returns the agent's configuration.
-func (s *serveSettings) agentConfig() (agent.Config, error) {
+// agentConfig returns the configuration of the agent's core, and of its guests.
+func (s *serveSettings) agentConfig() (c agent.Config, o guests.Options, err error) {
 	group, err := parseGroup(s.socketGroup)
 	if err != nil {
-		return agent.Config{}, err
+		return c, o, err
 	}
 	dir, err := filepath.Abs(s.socketDir) // engines get paths in it, and have other working directories
 	if err != nil {
-		return agent.Config{}, fmt.Errorf("socket-dir: %w", err)
+		return c, o, fmt.Errorf("socket-dir: %w", err)
 	}
-	c := agent.Config{
+	c = agent.Config{
 		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full,
-		VerifySample: uint32(s.verify), KeepPercent: s.keepPercent, Ranks: s.eviction != evict.LRUName,
-		Tokens: s.tokensFile(), Limits: agentLimits,
-		Version: readBuildInfo().Version, Pace: s.pace, CPUPacer: pace.New(s.pace, nil), History: history.New(),
+		VerifySample: uint32(s.verify), Limits: agentLimits,
+		Version: readBuildInfo().Version, Pace: s.pace, CPUPacer: pace.New(s.pace, nil),
+	}
+	o = guests.Options{
+		KeepPercent: s.keepPercent, Ranks: s.eviction != evict.LRUName, Tokens: s.tokensFile(), History: history.New(),
+		HTTP: admin.Options{Dir: dir, SocketGroup: group},
 	}
 	if len(s.http) > 0 {
-		c.HTTP, c.HTTPNames = s.http[0], s.http[1:]
+		o.HTTP.HTTP, o.HTTP.HTTPNames = s.http[0], s.http[1:]
 	}
 	if s.integrity == settings.IntegrityHeader {
 		c.Integrity = transfer.Header
 	}
-	return c, nil
+	return c, o, nil
 }
 
 // check validates the combination of settings. It runs once, before anything is opened.

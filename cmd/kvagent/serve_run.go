@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/node"
@@ -34,7 +35,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	floor := raiseHeap()
 	defer runtime.KeepAlive(floor)
 	signal.Ignore(syscall.SIGPIPE) // a reader of the log that exits must not end the agent
-	cfg, err := s.agentConfig()
+	cfg, join, err := s.agentConfig()
 	if err != nil {
 		return settings.Invalid(err)
 	}
@@ -42,15 +43,15 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	defer end.close() // after everything below is closed
 	orphans := takeover.NewOrphans(orphanKill, log)
 	take := takeover.New(takeoverWait, orphans, log)
-	if cfg.Admin, err = take.Admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
+	if join.HTTP.Admin, err = take.Admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}
-	defer func() { _ = cfg.Admin.Close() }() // the agent has closed it if it ran
+	defer func() { _ = join.HTTP.Admin.Close() }() // the agent has closed it if it ran
 	orphans.End(ctx, cfg.Dir)
 	cfg.Orphans = orphans.Status
 	var pages sync.WaitGroup
 	defer pages.Wait() // after the pool is closed
-	p, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, cfg.History, log) })
+	p, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, join.History, log) })
 	if err != nil {
 		return serveError(err)
 	}
@@ -73,16 +74,19 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeTiers()) }()
-	others, err := openPeers(s, p, stack, &cfg, log)
+	others, err := openPeers(s, p, stack, &join.Peers, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, others.close()) }()
+	cfg.PeerAddress = join.Peers.Address
 	a, err := agent.New(cfg, stack, device, log)
 	if err != nil {
 		return settings.Invalid(err)
 	}
-	if err := others.serve(a); err != nil {
+	joined := guests.Join(a, stack, join, log)
+	a.Plug(joined)
+	if err := others.serve(joined); err != nil {
 		return err
 	}
 	ctx, now, stop := untilSignal(ctx, log)

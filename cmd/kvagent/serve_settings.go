@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
@@ -149,7 +150,7 @@ func (s *serveSettings) addMemory(f *pflag.FlagSet) {
 	f.Var(settings.Choice(&s.eviction, evict.Names), "eviction",
 		"policy that chooses what to evict: hazard learns which blocks are used again, lru evicts the least recently "+
 			"used one")
-	f.Var(settings.Count(&s.keepPercent, 0, agent.MaxKeepPercent), "keep-percent",
+	f.Var(settings.Count(&s.keepPercent, 0, guests.MaxKeepPercent), "keep-percent",
 		"most of the pool, in percent, that blocks may take which hints pin (kv.pin); 0 pins none")
 }
 

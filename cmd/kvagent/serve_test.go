@@ -227,7 +227,7 @@ func TestRelativeSocketDir(t *testing.T) {
 	t.Chdir(t.TempDir())
 	s := defaultServeSettings()
 	s.socketDir = "kv"
-	c, err := s.agentConfig()
+	c, _, err := s.agentConfig()
 	if here, _ := os.Getwd(); err != nil || c.Dir != filepath.Join(here, "kv") {
 		t.Errorf("the agent's directory is %q (%v), want that of %s", c.Dir, err, here)
 	}

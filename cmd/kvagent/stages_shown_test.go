@@ -6,16 +6,18 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/report"
 )
 
 // TestStagesAreShown expects a line for the direction in which jobs copied.
 func TestStagesAreShown(t *testing.T) {
 	var out bytes.Buffer
-	st := admin.Status{Stages: []admin.StageStatus{
+	var st admin.Status
+	st.Stages = []report.StageStatus{
 		{Direction: "save", Stage: "step"}, {Direction: "save", Stage: "report"},
 		{Direction: "load", Stage: "step", Jobs: 7, P50MS: 0.25, P99MS: 12.34},
 		{Direction: "load", Stage: "report", Jobs: 7, P50MS: 0.011, P99MS: 123},
-	}}
+	}
 	if err := printStatus(&out, &st); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/settings"
@@ -107,7 +109,7 @@ func printPaces(t io.Writer, paces []pace.Report) {
 }
 
 // printTransfers prints what engines promise each other, and the agents of other nodes.
-func printTransfers(t io.Writer, x *admin.TransfersStatus, p *admin.PeersStatus) {
+func printTransfers(t io.Writer, x *delivery.Report, p *admin.PeersStatus) {
 	if x.Opened+x.Waited+x.Fetches == 0 && (p == nil || p.Address == "") {
 		return
 	}
@@ -140,7 +142,7 @@ func printTransfers(t io.Writer, x *admin.TransfersStatus, p *admin.PeersStatus)
 }
 
 // printStages prints a line for each direction in which jobs copied something.
-func printStages(t io.Writer, stages []admin.StageStatus) {
+func printStages(t io.Writer, stages []report.StageStatus) {
 	for i := range stages {
 		s := &stages[i]
 		if s.Jobs == 0 {
@@ -159,7 +161,7 @@ func printStages(t io.Writer, stages []admin.StageStatus) {
 }
 
 // printSample prints the results of the end-to-end check.
-func printSample(t io.Writer, s *admin.SampleStatus) {
+func printSample(t io.Writer, s *report.SampleStatus) {
 	if s.Every == 0 {
 		fmt.Fprintf(t, "end to end\tno block is checked (--verify-sample 0)\n")
 		return
@@ -204,7 +206,7 @@ func printGPU(t io.Writer, i *cudaipc.CUDAInfo) {
 	fmt.Fprintln(t)
 }
 
-func printEngines(out io.Writer, engines []admin.EngineStatus) error {
+func printEngines(out io.Writer, engines []report.EngineStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "ENGINE\tMODEL\tRANKS\tSESSION\tPROCESS\tREGIONS\tSAVES\tLOADS\tUNSENT\tNOW")
 	for i := range engines {

@@ -335,6 +335,16 @@ type Listener struct {
 	file *socketFile
 }
 
+// ListenAdmin takes a socket directory, which only one agent at a time can have. If another has it
+// the error wraps ErrInUse and names its process.
+func ListenAdmin(dir string, group int) (*Listener, error) {
+	l, err := Listen(filepath.Join(dir, Admin), group)
+	if err != nil {
+		return nil, fmt.Errorf("socket-dir: %w", err)
+	}
+	return l, nil
+}
+
 // Listen listens at path as all sockets of the agent do: in a directory that is closed to
 // others, under a lock, replacing a dead socket but never a live one. group is a gid, 0 for none.
 func Listen(path string, group int) (*Listener, error) {

@@ -17,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/host"
@@ -146,9 +148,9 @@ func lookupAgentCommand() *cobra.Command {
 }
 
 func (a *lookupAgent) open(dir string, chains, ranks int, kind string) (err error) {
-	memory, cfg := kind == lookupReal, agent.Config{Dir: dir}
+	memory, join := kind == lookupReal, guests.Options{HTTP: admin.Options{Dir: dir}}
 	if kind != lookupForgets {
-		cfg.History = history.New()
+		join.History = history.New()
 	}
 	blocks := int64(chains * lookupChain)
 	size := (blocks+blocks/8)*int64(ranks)*lookupShardBytes + 64<<20
@@ -167,9 +169,10 @@ func (a *lookupAgent) open(dir string, chains, ranks int, kind string) (err erro
 	if err := a.openDevice(memory); err != nil {
 		return err
 	}
-	if a.agent, err = agent.New(cfg, a.pool, a.device, zap.NewNop()); err != nil {
+	if a.agent, err = agent.New(agent.Config{Dir: dir}, a.pool, a.device, zap.NewNop()); err != nil {
 		return err
 	}
+	a.agent.Plug(guests.Join(a.agent, a.pool, join, zap.NewNop()))
 	if err := a.agent.Start(); err != nil {
 		return err
 	}

@@ -14,6 +14,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/pool"
@@ -67,10 +69,11 @@ func serve(dir string, disks []string, in io.Reader, out io.Writer) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, end()) }()
-	a, err := agent.New(agent.Config{Dir: dir, KeepPercent: keepPercent}, all, d, zap.NewNop())
+	a, err := agent.New(agent.Config{Dir: dir}, all, d, zap.NewNop())
 	if err != nil {
 		return err
 	}
+	a.Plug(guests.Join(a, all, guests.Options{HTTP: admin.Options{Dir: dir}, KeepPercent: keepPercent}, zap.NewNop()))
 	defer a.Close()
 	defer func() { err = errors.Join(err, d.release()) }()
 	if err := a.Start(); err != nil {

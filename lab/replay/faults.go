@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/lab/child"
 	"github.com/kvagent/kvagent/mockengine"
@@ -231,7 +232,7 @@ func (r *replay) watchCleanup(ctx context.Context, e *engine, died time.Time) {
 func (a *agentProcess) forgets(ctx context.Context, instance string, pauses int) bool {
 	paused := func() bool { _, now := a.faults(); return now != pauses }
 	_, err := a.until(ctx, emptyWithin, func(st *admin.Status) bool {
-		named := func(e admin.EngineStatus) bool { return e.Instance == instance }
+		named := func(e report.EngineStatus) bool { return e.Instance == instance }
 		return paused() || !slices.ContainsFunc(st.EngineList, named)
 	})
 	return err == nil && !paused()

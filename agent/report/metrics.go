@@ -1,6 +1,8 @@
-package admin
+// Package report has what the agent's core tells of itself: its state, and its counters.
+package report
 
 import (
+	"fmt"
 	"math"
 	"sync/atomic"
 	"time"
@@ -17,7 +19,7 @@ import (
 // Metrics holds the agent's own counters. Every series exists from the start, at zero; the hot
 // paths hold their counters and look up no label.
 type Metrics struct {
-	registry *prometheus.Registry
+	*prometheus.Registry
 
 	LookupStatus map[string]*Counter `metric:"lookups_total" label:"status"`
 	LookupHits   Counter             `metric:"lookup_hits_total"`
@@ -25,7 +27,7 @@ type Metrics struct {
 	TokensFound  Counter             `metric:"lookup_tokens_total{tokens=found}"`
 	lookupStatus [len(lookupStatusNames)]*Counter
 	lookupMax    MaxDuration // of look-ups in the own form: total time
-	lookupRecent MaxDuration // the same, since the page asked last
+	LookupRecent MaxDuration // the same, since the page asked last
 	AskMax       MaxDuration // of these, the wait for shared tiers
 	overMax      MaxDuration // by which one of these missed its deadline
 	late         prometheus.Histogram
@@ -44,14 +46,12 @@ type Metrics struct {
 	LoadsHeld     Counter `metric:"loads_held_total{event=held}"`
 	LoadsTimedOut Counter `metric:"loads_held_total{event=timed_out}"`
 
-	Registrations    map[string]*Counter `metric:"registrations_total" label:"result"`
-	SessionEnds      map[string]*Counter `metric:"session_ends_total" label:"reason"`
-	Panics           map[string]*Counter `metric:"session_panics_total" label:"where"`
-	Resets           Counter             `metric:"resets_total{origin=here}"`
-	TransfersIgnored Counter             // messages of sessions without an open space
-	HintsIgnored     Counter             // the same
-	CleanupMax       MaxDuration
-	Cleanup          prometheus.Histogram
+	Registrations map[string]*Counter `metric:"registrations_total" label:"result"`
+	SessionEnds   map[string]*Counter `metric:"session_ends_total" label:"reason"`
+	Panics        map[string]*Counter `metric:"session_panics_total" label:"where"`
+	Resets        Counter             `metric:"resets_total{origin=here}"`
+	CleanupMax    MaxDuration
+	Cleanup       prometheus.Histogram
 }
 
 // Results of a registration. A peer that may not connect, or is one too many, is kept out before.
@@ -76,11 +76,19 @@ const blockStatuses = 32
 var lookupStatusNames = [...]string{"hit", "pending", "off", "not_registered", "malformed", "overloaded", "no_session",
 	"lease_cap", "ready"}
 
+// LookupStatusName returns the name of a look-up's status, as metrics have it.
+func LookupStatusName(s ipc.LookupStatus) string {
+	if int(s) < len(lookupStatusNames) {
+		return lookupStatusNames[s]
+	}
+	return fmt.Sprint(int(s))
+}
+
 // NewMetrics makes the counters, with the agent's labels for the reasons of session ends and the
 // places of panics.
 func NewMetrics(endReasons, panicPlaces []string) *Metrics {
 	m := &Metrics{
-		registry:      prometheus.NewRegistry(),
+		Registry:      prometheus.NewRegistry(),
 		LookupStatus:  series(lookupStatusNames[:]...),
 		Registrations: series(ResultDone, ResultRefused, ResultClash, ResultKeptOut),
 		SessionEnds:   series(endReasons...), Panics: series(panicPlaces...),
@@ -102,9 +110,9 @@ func NewMetrics(endReasons, panicPlaces []string) *Metrics {
 		m.lookupStatus[i] = m.LookupStatus[name]
 	}
 	m.Saved, m.Loaded = blockSeries(&m.saved), blockSeries(&m.loaded)
-	m.registry.MustRegister(collectors.NewGoCollector(collectors.WithGoCollectorMemStatsMetricsDisabled()),
+	m.Registry.MustRegister(collectors.NewGoCollector(collectors.WithGoCollectorMemStatsMetricsDisabled()),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m.late, m.Cleanup)
-	m.Stages.register(m.registry)
+	m.Stages.register(m.Registry)
 	return m
 }
 
@@ -176,7 +184,7 @@ func (m *Metrics) lookups() (n uint64) {
 // deadline.
 func (m *Metrics) CountTime(took, deadline time.Duration) (late bool) {
 	m.lookupMax.Observe(took)
-	m.lookupRecent.Observe(took)
+	m.LookupRecent.Observe(took)
 	if took <= deadline {
 		return false
 	}
@@ -198,8 +206,8 @@ func (m *MaxDuration) Observe(d time.Duration) {
 	}
 }
 
-// take returns the longest, in µs, and forgets it.
-func (m *MaxDuration) take() float64 { return microseconds(time.Duration(m.Swap(0))) }
+// Take returns the longest, in µs, and forgets it.
+func (m *MaxDuration) Take() float64 { return microseconds(time.Duration(m.Swap(0))) }
 
 func (m *MaxDuration) micros() float64 { return microseconds(time.Duration(m.Load())) }
 

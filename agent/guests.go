@@ -1,0 +1,143 @@
+package agent
+
+import (
+	"time"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/lookup"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/transfer"
+)
+
+// Guests are what plugs into the agent beside its core, such as transfers between engines, other
+// agents, hints, KV events, explanations, and HTTP. The agent calls them from any goroutine. The
+// look-up's functions and Committed must not wait.
+type Guests interface {
+	// Start begins before a socket opens, and takes the socket directory. Close ends all when
+	// nothing is served any more; a successor may take the directory then.
+	Start() error
+	Close()
+
+	// Serve serves a message of a session that the core has no part in; false: nor has a guest.
+	// rules are those of the session's open space, or nil; waiting is how many messages wait to be
+	// written to it. send queues one more; it is not called after Left.
+	Serve(session uint64, rules *lookup.Space, msg any, waiting int, send func(any)) bool
+	// Left says that a session has no registration any more: nothing more comes from it.
+	Left(session uint64)
+	// Reset says that a space has a new weights epoch: at the time, by whom.
+	Reset(fp pool.Fingerprint, at time.Time, by string)
+	// Committed says that a save of a space has ended.
+	Committed(s pool.SpaceID)
+	// Refused says what became of the blocks of a save.
+	Refused(fp pool.Fingerprint, sections []transfer.Section, status []pool.Status)
+	// Expire ends what has reached its time. It is called every Limits.Watch.
+	Expire()
+
+	// Expect returns what may still come for a look-up that names a transfer. It is called before
+	// the index is read, so that blocks stored in between are in the answer, or announced.
+	Expect(req *ipc.LookupRequest, rules *lookup.Space, q *lookup.Query, spec *pool.Spec) lookup.Expected
+	// Waits says whether such a look-up, which reserved, was told to wait.
+	Waits(req *ipc.LookupRequest, rules *lookup.Space, waits bool)
+	// Answered says that a look-up has its answer; hashTokens is 0 for an unknown space.
+	Answered(fp pool.Fingerprint, hashTokens uint32, req *ipc.LookupRequest, reply *ipc.LookupReply)
+	// Awaited reports whether an engine may wait for saves of a space.
+	Awaited(s pool.SpaceID) bool
+}
+
+// Plug gives the agent its guests, before Start. Without them it is its core alone.
+func (a *Agent) Plug(g Guests) { a.guests = g }
+
+// noGuests is the core alone.
+type noGuests struct{}
+
+func (noGuests) Start() error                                                            { return nil }
+func (noGuests) Close()                                                                  {}
+func (noGuests) Serve(uint64, *lookup.Space, any, int, func(any)) bool                   { return false }
+func (noGuests) Left(uint64)                                                             {}
+func (noGuests) Reset(pool.Fingerprint, time.Time, string)                               {}
+func (noGuests) Committed(pool.SpaceID)                                                  {}
+func (noGuests) Refused(pool.Fingerprint, []transfer.Section, []pool.Status)             {}
+func (noGuests) Expire()                                                                 {}
+func (noGuests) Waits(*ipc.LookupRequest, *lookup.Space, bool)                           {}
+func (noGuests) Awaited(pool.SpaceID) bool                                               { return false }
+func (noGuests) Answered(pool.Fingerprint, uint32, *ipc.LookupRequest, *ipc.LookupReply) {}
+
+func (noGuests) Expect(*ipc.LookupRequest, *lookup.Space, *lookup.Query, *pool.Spec) lookup.Expected {
+	return lookup.Expected{}
+}
+
+// saved tells the guests what became of a save's blocks.
+func (s *session) saved(sections []transfer.Section, status []pool.Status) {
+	if st := s.seat.Load(); st != nil {
+		s.owner.guests.Refused(st.space.fp, sections, status)
+		if rules := st.space.open.Load(); rules != nil {
+			s.owner.guests.Committed(rules.ID)
+		}
+	}
+}
+
+// expire lets the guests end what has reached its time, until the agent ends.
+func (a *Agent) expire() {
+	tick := time.NewTicker(a.cfg.Limits.Watch)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			a.guests.Expire()
+		case <-a.stop:
+			return
+		}
+	}
+}
+
+// Unserved returns nil if everything was served that the schedulers of a space had sent before the
+// call. Otherwise it returns a channel that is closed when one of them has caught up: what another
+// one told an engine, or another agent, may overtake an OFFER on its way here.
+func (a *Agent) Unserved(s pool.SpaceID) <-chan struct{} {
+	for _, st := range a.registry.view.Load().seats {
+		if st.role != ipc.RoleScheduler {
+			continue
+		}
+		if rules := st.space.open.Load(); rules == nil || rules.ID != s {
+			continue
+		}
+		if wait := st.session.conn.Unserved(); wait != nil {
+			return wait
+		}
+	}
+	return nil
+}
+
+// OpenSpace returns the pool's number and the epoch of a space that other agents may read: one that
+// is not private, once the sizes of all its shards are known.
+func (a *Agent) OpenSpace(fp pool.Fingerprint) (id pool.SpaceID, epoch uint32, ok bool) {
+	sp := a.registry.view.Load().spaces[fp]
+	if sp == nil {
+		return 0, 0, false
+	}
+	rules := sp.open.Load()
+	if rules == nil || sp.spec.Private {
+		return 0, 0, false
+	}
+	return rules.ID, a.pool.Epoch(rules.ID), true
+}
+
+// Spec returns the description of the open space with the pool's number; nil: there is none.
+func (a *Agent) Spec(s pool.SpaceID) *pool.Spec {
+	for _, sp := range a.registry.view.Load().spaces {
+		if rules := sp.open.Load(); rules != nil && rules.ID == s {
+			return &sp.spec
+		}
+	}
+	return nil
+}
+
+// Windowed reports whether a group of a space has a sliding window.
+func (a *Agent) Windowed(s pool.SpaceID, group uint8) bool {
+	for _, sp := range a.registry.view.Load().spaces {
+		if rules := sp.open.Load(); rules != nil && rules.ID == s {
+			return int(group) < len(rules.Groups) && rules.Groups[group].Window != 0
+		}
+	}
+	return false
+}
