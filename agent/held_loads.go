@@ -44,44 +44,14 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 		return false, true
 	}
 
-	at := &settling{}
-	forget := s.owner.ledger.Settle(st.engine.acct, lease, func() {
-		if !at.onSettled() {
-			h.resume()
-		}
-	})
-	if at.afterSettle() { // no promise was open: the caller continues with the load
+	forget := s.owner.ledger.Settle(st.engine.acct, lease, h.resume)
+	if forget == nil { // no promise is open: the caller continues with the load
 		b.take(job.ID)
 		return false, false
 	}
 	s.owner.metrics.LoadsHeld.Add(1)
 	b.arm(h, forget, s.owner.cfg.Limits.Transfer.EventWait)
 	return true, false
-}
-
-// settling distinguishes a Settle whose callback ran before it returned from one whose callback
-// runs later.
-type settling struct {
-	mu       sync.Mutex
-	returned bool // Settle returned
-	over     bool // the callback ran before Settle returned
-}
-
-// onSettled is called by the callback. It returns true if Settle has not returned yet, so that its
-// caller continues with the load.
-func (s *settling) onSettled() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.over = !s.returned
-	return s.over
-}
-
-// afterSettle is called after Settle. It returns true if the callback has run already.
-func (s *settling) afterSettle() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.returned = true
-	return s.over
 }
 
 // add enters a load. It returns false if most loads are held already, or the registration ends.

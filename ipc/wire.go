@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// wire reads or writes one message. One walk over its fields serves both directions, so that the two
-// cannot differ in order or limits. The first error stops it: later steps do
-// nothing. Writing never changes the message, so several goroutines may encode one message.
+// wire reads or writes one message. One walk over its fields serves both directions, so the two
+// cannot differ in order or limits. The first error stops it: later steps do nothing. Writing never
+// changes the message, so several goroutines may encode one message.
 type wire struct {
 	decoding bool
 	version  uint32

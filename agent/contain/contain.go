@@ -20,7 +20,7 @@ var sessionPackages = []string{
 // sessionReceivers are the types of package agent whose values belong to one session, or to one
 // look-up socket and its current request. A function without a receiver holds nothing.
 var sessionReceivers = []string{
-	"(*session)", "(*heldLoad)", "(*heldLoads)", "(*settling)", "(*seat)", "(*lookupSock)", "(*outbox)", "(*jobTable)",
+	"(*session)", "(*heldLoad)", "(*heldLoads)", "(*seat)", "(*lookupSock)", "(*outbox)", "(*jobTable)",
 }
 
 // holdsShared are the methods of those types that hold a shared resource while they run: a
