@@ -23,7 +23,7 @@ type Peers struct {
 	// Deliver tells another agent, without waiting, that a transfer was delivered; nil: none is
 	// told.
 	Deliver func(peer string, space pool.Fingerprint, name string)
-	Report  func() admin.Peers // nil: an agent on its own
+	Report  func() *admin.PeersStatus // nil: an agent on its own
 	// Leave ends all fetches, and waits for no other agent; nil: there are none.
 	Leave func() error
 	// Stop ends the service to other agents before a successor may start; nil: there is none.
