@@ -114,7 +114,7 @@ func (w *wire) bin(field string, p *[]byte, least, most int) {
 		}
 		return
 	}
-	v, n := readBinHeader(w.buf)
+	v, n := binHeader.read(w.buf, false)
 	if !w.take(field, "a bin", n) {
 		return
 	}
@@ -145,7 +145,7 @@ func (w *wire) str(field string, p *string, least, most int) {
 		w.appendStr(field, *p, least, most)
 		return
 	}
-	v, n := readStrHeader(w.buf)
+	v, n := strHeader.read(w.buf, false)
 	if !w.take(field, "a str", n) {
 		return
 	}
@@ -194,7 +194,7 @@ func (w *wire) array(field string, size, least, most int) int {
 	v := uint64(size)
 	if w.decoding {
 		var n int
-		v, n = readArray(w.buf)
+		v, n = arrayHeader.read(w.buf, false)
 		if !w.take(field, "an array", n) {
 			return 0
 		}
