@@ -62,7 +62,7 @@ var mayImport = map[string][]string{
 	"transfer/pace":       {},
 	"agent": {"agent/contain", "agent/lease", "agent/ready", "agent/registration", "agent/report", "agent/share",
 		"lookup", "transfer", "transfer/pace", "ipc", "ipc/socketdir", "ipc/peercred", "cudaipc", "pool", "connlimit"},
-	"agent/report": {"cudaipc", "ipc", "pool", "transfer", "transfer/pace"},
+	"agent/report":  {"cudaipc", "ipc", "pool", "transfer", "transfer/pace"},
 	"agent/contain": {},
 	"agent/share":   {},
 	"agent/guests": {"agent/admin", "agent/delivery", "agent/events", "agent/history", "agent/hints", "agent/raise",
@@ -90,8 +90,8 @@ var mayImport = map[string][]string{
 	"cmd/kvbench":        {"lab"},
 }
 
-// core are the packages that every request passes, and what they are made of. All others are guests,
-// which cmd/kvagent joins with it, or belong to a lab.
+// core are the packages that every request passes, and what they are made of. All others are
+// guests, which cmd/kvagent joins with it, or belong to a lab.
 var core = []string{
 	"agent", "agent/contain", "agent/lease", "agent/ready", "agent/registration", "agent/report", "agent/share",
 	"lookup", "transfer", "transfer/pace", "ipc", "ipc/...", "cudaipc", "cudaipc/...", "pool", "pool/dram",

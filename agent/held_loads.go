@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -35,7 +36,7 @@ type heldLoad struct {
 // full, if too many loads are held.
 func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) (held, full bool) {
 	st := s.seat.Load()
-	if s.owner.tiers == nil || st == nil || st.worker.Load() == nil || lease == 0 {
+	if s.owner.tiers == nil || st == nil || st.worker.Load() == nil {
 		return false, false
 	}
 	h := &heldLoad{seat: st, job: *job, sections: sections}
@@ -44,44 +45,14 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 		return false, true
 	}
 
-	at := &settling{}
-	forget := s.owner.ledger.Settle(st.engine.acct, lease, func() {
-		if !at.onSettled() {
-			h.resume()
-		}
-	})
-	if at.afterSettle() { // no promise was open: the caller continues with the load
+	forget := s.owner.ledger.Settle(st.engine.acct, lease, h.resume)
+	if forget == nil { // no promise is open: the caller continues with the load
 		b.take(job.ID)
 		return false, false
 	}
 	s.owner.metrics.LoadsHeld.Add(1)
 	b.arm(h, forget, s.owner.cfg.Limits.Transfer.EventWait)
 	return true, false
-}
-
-// settling distinguishes a Settle whose callback ran before it returned from one whose callback
-// runs later.
-type settling struct {
-	mu       sync.Mutex
-	returned bool // Settle returned
-	over     bool // the callback ran before Settle returned
-}
-
-// onSettled is called by the callback. It returns true if Settle has not returned yet, so that its
-// caller continues with the load.
-func (s *settling) onSettled() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.over = !s.returned
-	return s.over
-}
-
-// afterSettle is called after Settle. It returns true if the callback has run already.
-func (s *settling) afterSettle() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.returned = true
-	return s.over
 }
 
 // add enters a load. It returns false if most loads are held already, or the registration ends.
@@ -149,19 +120,16 @@ func (b *heldLoads) handOver(h *heldLoad) {
 // close ends all held loads and refuses further ones. When it returns, each has been reported or
 // belongs to the worker.
 func (b *heldLoads) close() {
-	for _, h := range b.takeAll() {
-		h.cancel()
-	}
-}
-
-func (b *heldLoads) takeAll() (all []*heldLoad) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.closed = true
+	var all []*heldLoad
 	for job := range b.open {
 		all = append(all, b.takeLocked(job))
 	}
-	return all
+	b.mu.Unlock()
+	for _, h := range all {
+		h.cancel()
+	}
 }
 
 // resume hands a load to the worker, if it is still held.
@@ -179,9 +147,6 @@ func (h *heldLoad) cancel() {
 
 // report reports a load that was not handed to the worker, with one status for all its blocks.
 func (h *heldLoad) report(status pool.Status) {
-	all := make([]pool.Status, countBlocks(h.sections))
-	for i := range all {
-		all[i] = status
-	}
+	all := slices.Repeat([]pool.Status{status}, countBlocks(h.sections))
 	h.seat.session.report(transfer.Completion{Job: h.job.ID, Kind: transfer.Load, Status: all})
 }

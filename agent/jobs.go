@@ -3,7 +3,9 @@ package agent
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,111 +20,70 @@ import (
 
 // save serves SAVE.
 func (s *session) save(m *ipc.Save) error {
-	status := pool.OK
-	switch {
-	case s.owner.switches.draining():
-		status = pool.Busy
-	case !s.owner.switches.saves.Load():
-		status = transfer.Off
-	}
 	return s.submit(transfer.Job{
 		ID: m.Job, Kind: transfer.Save, Epoch: m.Epoch, Step: m.Step, Event: m.Event, Revoke: m.Revoke,
-	}, m.Sections, status)
+	}, m.Sections, 0, s.owner.switches.admits(&s.owner.switches.saves))
 }
 
-// load serves LOAD. The lease it names is not revoked from now on, and the job pins its blocks
-// itself. If the lease was revoked before or has ended, the job still runs, but its blocks may be
-// missing.
+// load serves LOAD. If the lease that it names was revoked before or has ended, the job still runs,
+// but its blocks may be missing.
 func (s *session) load(m *ipc.Load) error {
-	s.submitLease(m.Lease)
-	return s.submitLoad(transfer.Job{
+	return s.submit(transfer.Job{
 		ID: m.Job, Kind: transfer.Load, Epoch: m.Epoch, Step: m.Step, Event: m.Event, Revoke: ipc.None,
-	}, m.Sections, m.Lease, s.loadStatus())
+	}, m.Sections, m.Lease, s.owner.switches.admits(&s.owner.switches.loads))
 }
 
-// loadStatus returns OK, or the status of all blocks of a load that is not accepted now.
-func (s *session) loadStatus() pool.Status {
+// admits returns OK, or the status of all blocks of a job that is not accepted now.
+func (s *switches) admits(kind *atomic.Bool) pool.Status {
 	switch {
-	case s.owner.switches.draining():
+	case s.draining():
 		return pool.Busy
-	case !s.owner.switches.loads.Load():
+	case !kind.Load():
 		return transfer.Off
 	}
 	return pool.OK
 }
 
-// submitLease marks a lease that a load names.
-func (s *session) submitLease(lease uint64) {
-	if st := s.seat.Load(); st != nil && lease != 0 && !s.owner.ledger.Submit(st.engine.acct, lease) {
+// submit hands a job to the session's worker. A load's lease is not revoked from now on, and the
+// load is held while blocks that the lease promises are being fetched. If status is not OK, or the
+// worker does not take the job, submit reports the job with that status for all its blocks.
+func (s *session) submit(job transfer.Job, sections []ipc.Section, lease uint64, status pool.Status) error {
+	st := s.seat.Load()
+	if st != nil && lease != 0 && !s.owner.ledger.Submit(st.engine.acct, lease) {
 		s.owner.metrics.LeasesUnknown.Add(1)
 	}
-}
-
-// submitLoad submits a load, which is held while blocks that its lease promises are being fetched.
-func (s *session) submitLoad(job transfer.Job, sections []ipc.Section, lease uint64, status pool.Status) error {
-	if s.owner.tiers == nil || lease == 0 || status != pool.OK {
-		return s.submit(job, sections, status)
-	}
 	if !s.jobs.add(job.ID) {
-		return usedTwice(job.ID)
+		return unexpected("job", "job", "%d runs already, allowed is a number that is unique in the session", job.ID)
 	}
-	held, full := s.hold(&job, sections, lease)
-	if held {
+	if status == pool.OK && lease != 0 {
+		held, full := s.hold(&job, sections, lease)
+		if held {
+			return nil
+		}
+		if full {
+			status = pool.Busy
+		}
+	}
+	if status == pool.OK {
+		status = st.start(&job, sections)
+	}
+	if status == pool.OK {
 		return nil
 	}
-	if full {
-		status = pool.Busy
-	}
-	s.submitAdded(job, sections, status)
-	return nil
-}
-
-func usedTwice(job uint64) error {
-	return unexpected("job", "job", "%d runs already, allowed is a number that is unique in the session", job)
-}
-
-// submit hands a job to the session's worker. If status is not OK, or the worker does not take the
-// job, it reports the job with that status for all its blocks.
-func (s *session) submit(job transfer.Job, sections []ipc.Section, status pool.Status) error {
-	if !s.jobs.add(job.ID) {
-		return usedTwice(job.ID)
-	}
-	s.submitAdded(job, sections, status)
-	return nil
-}
-
-// submitAdded submits a job that is in the table already.
-func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status pool.Status) {
-	blocks := countBlocks(sections)
-	if status == pool.OK {
-		status = s.start(&job, sections)
-	}
-	if status == pool.OK {
-		return
-	}
 	s.jobs.drop(job.ID)
-	statuses := make([]pool.Status, blocks)
-	for i := range statuses {
-		statuses[i] = status
-	}
+	statuses := slices.Repeat([]pool.Status{status}, countBlocks(sections))
 	s.owner.metrics.CountBlocks(job.Kind, statuses, 0)
 	if job.Kind == transfer.Save {
 		s.saved(convertSections(sections), statuses)
 	}
 	s.answer(done(job.ID, statuses))
+	return nil
 }
 
-// start tries to start a job. It returns OK if the job was accepted, else the status of its blocks.
-func (s *session) start(job *transfer.Job, sections []ipc.Section) pool.Status {
-	if st := s.seat.Load(); st != nil {
-		return st.start(job, sections)
-	}
-	return pool.Invalid
-}
-
-// start starts a job of this registration, which may have ended; see session.start.
+// start tries to start a job of this registration, which may have ended; nil: there is none. It
+// returns OK if the job was accepted, else the status of its blocks.
 func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
-	if st.role != ipc.RoleWorker {
+	if st == nil || st.role != ipc.RoleWorker {
 		return pool.Invalid
 	}
 	w := st.worker.Load()
@@ -225,8 +186,7 @@ func (s *session) declareStages(m *ipc.Stages) error {
 
 // stagedLoad serves STAGED_LOAD: a LOAD that is copied by stages. Without STAGES it is invalid.
 func (s *session) stagedLoad(m *ipc.StagedLoad) error {
-	s.submitLease(m.Lease)
-	status := s.loadStatus()
+	status := s.owner.switches.admits(&s.owner.switches.loads)
 	job := transfer.Job{
 		ID: m.Job, Kind: transfer.Load, Epoch: m.Epoch, Step: m.Step, Event: m.Event, Revoke: ipc.None,
 	}
@@ -236,7 +196,7 @@ func (s *session) stagedLoad(m *ipc.StagedLoad) error {
 	if job.Staged == nil && status == pool.OK {
 		status = pool.Invalid
 	}
-	return s.submitLoad(job, m.Sections, m.Lease, status)
+	return s.submit(job, m.Sections, m.Lease, status)
 }
 
 // steps serves STEPS. The pacer of the worker's device compares the steps with the copies of the

@@ -39,7 +39,7 @@ type lookupSockets struct {
 
 	mu     sync.Mutex
 	byName map[string]*lookupSock
-	past   ipc.LookupCounters // of sockets that are closed
+	counts ipc.LookupCounts // of all sockets, closed ones included
 }
 
 // answers is what all look-up sockets answer requests from.
@@ -93,7 +93,7 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 	k := &lookupSock{answers: l.answers, name: name, fp: fp, seats: make(map[*seat]struct{})}
 	k.engines.Store(&[]*engine{})
 	server, err := ipc.ListenLookup(ipc.LookupOptions{
-		Dir: l.cfg.Dir, Name: name, SocketGroup: l.cfg.SocketGroup, Boot: l.boot, Peers: l.peers,
+		Dir: l.cfg.Dir, Name: name, SocketGroup: l.cfg.SocketGroup, Boot: l.boot, Peers: l.peers, Counts: &l.counts,
 		OnMalformed: k.malformed, OnUnsent: k.unsent, OnPanic: k.panicked,
 		OnAnswered: k.answered,
 	}, k.handle)
@@ -134,8 +134,6 @@ func (l *lookupSockets) close() {
 func (l *lookupSockets) closeLocked(k *lookupSock) {
 	delete(l.byName, k.name)
 	err := k.server.Close()
-	counted := k.server.Counters()
-	l.past.Add(&counted)
 	if err != nil {
 		l.log.Error("look-up socket not closed", zap.String("path", l.path(k.name)), zap.Error(err))
 		return
@@ -155,18 +153,6 @@ func (l *lookupSockets) names() []string {
 	}
 	slices.Sort(out)
 	return out
-}
-
-// counters returns the sums over all sockets, closed ones included.
-func (l *lookupSockets) counters() ipc.LookupCounters {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	sum := l.past
-	for _, k := range l.byName {
-		counted := k.server.Counters()
-		sum.Add(&counted)
-	}
-	return sum
 }
 
 // malformed logs a request that the server could not read.

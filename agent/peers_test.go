@@ -59,9 +59,9 @@ func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOptio
 			return guests.Peers{
 				TransferTTL: ttl, Address: n.addr, Fetch: n.peering.Fetch, Deliver: n.peering.Deliver,
 				Leave: n.peering.Close, Stop: n.peering.StopServing,
-				Report: func() (r admin.Peers) {
-					r.Client, r.Server = n.peering.Stats()
-					return r
+				Report: func() *admin.PeersStatus {
+					client, server := n.peering.Stats()
+					return admin.NewPeersStatus(&client, &server, admin.Reads{})
 				},
 			}
 		}

@@ -26,7 +26,7 @@ func (a *Agent) Status() report.Status {
 		Draining: a.switches.draining(), Switches: a.switches.state(),
 		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.sessions.jobs(),
 		Stuck: len(a.registry.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
-		Sockets: a.sockets.names(), LookupFaults: lookupFaults(a.sockets.counters()), Pool: a.pool.Stats(),
+		Sockets: a.sockets.names(), LookupFaults: lookupFaults(&a.sockets.counts), Pool: a.pool.Stats(),
 		Movers: a.movers(), Orphans: report.Orphans{PIDs: []int{}},
 		Sample: report.SampleStatus{
 			Every: a.cfg.VerifySample, LastMismatch: *cmp.Or(a.workers.mismatch.Load(), new(string)),
@@ -59,10 +59,10 @@ func (a *Agent) Status() report.Status {
 }
 
 // lookupFaults returns the counters of what went wrong, by name.
-func lookupFaults(c ipc.LookupCounters) map[string]uint64 {
-	out := map[string]uint64{"panic": c.Panics, "unsent": c.Unsent, "connection": c.Dropped}
-	for reason, n := range c.Reasons {
-		out[ipc.Reason(reason).String()] += n // of a decoder that panics, too
+func lookupFaults(c *ipc.LookupCounts) map[string]uint64 {
+	out := map[string]uint64{"panic": c.Panics.Load(), "unsent": c.Unsent.Load(), "connection": c.Dropped.Load()}
+	for reason := range c.Reasons {
+		out[ipc.Reason(reason).String()] += c.Reasons[reason].Load() // of a decoder that panics, too
 	}
 	return out
 }

@@ -406,7 +406,10 @@ func TestTooManyTransfers(t *testing.T) {
 
 // GET /query names the engines and the agent's address, as the Mooncake connector's proxy reads it.
 func TestBootstrapQuery(t *testing.T) {
-	r := newRig(t, withGuests(func(o *guests.Options) { o.HTTP.HTTP, o.Peers.Address = "127.0.0.1:0", "node-1:7460" }))
+	r := newRig(t, withGuests(func(o *guests.Options) {
+		o.HTTP.HTTP, o.Peers.Address = "127.0.0.1:0", "node-1:7460"
+		o.Peers.Report = func() *admin.PeersStatus { return &admin.PeersStatus{} }
+	}))
 	get := func() (engines map[string]struct {
 		EngineID   string             `json:"engine_id"`
 		WorkerAddr *map[string]string `json:"worker_addr"`

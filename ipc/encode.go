@@ -1,50 +1,127 @@
 package ipc
 
-import "math"
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"strconv"
+	"strings"
+	"unicode"
+)
 
 const maxFields = 15 // of any message: its array header is one byte
 
-// message is one of the session's messages. walk walks over its fields in both directions.
-type message interface{ walk(w *wire) }
+// messages are the messages by number, and numbersOf their numbers by the type of pointers to them.
+// A message is written as an array of its number and its fields in their order; a struct in a list,
+// as an array of its fields.
+var messages, numbersOf = makeMessages(map[uint8]any{
+	1: Hello{}, 2: Welcome{}, 3: Register{}, 4: Regions{}, 5: Segments{}, 6: Registered{}, 7: Unregister{},
+	8: Release{}, 9: Save{}, 10: Load{}, 11: Cancel{}, 12: Reset{}, 13: Ping{}, 14: Done{}, 15: Cancelled{},
+	16: Pong{}, 17: ResetDone{}, 18: Epoch{}, 19: Error{}, 20: Switches{}, 21: Unregistered{}, 24: Offer{},
+	25: Offered{}, 26: Delivered{}, 27: Stages{}, 28: StagedLoad{}, 29: Hint{}, 30: Steps{}, 31: Budget{},
+	32: Hinted{}, 37: BlockTokens{}, 38: NextEvents{}, 39: BlockEvents{},
+})
 
-// messages are the names and makers of the messages, by number.
-var messages = [...]struct {
-	name string
-	make func() message
-}{
-	TypeHello:        {"HELLO", func() message { return new(Hello) }},
-	TypeWelcome:      {"WELCOME", func() message { return new(Welcome) }},
-	TypeRegister:     {"REGISTER", func() message { return new(Register) }},
-	TypeRegions:      {"REGIONS", func() message { return new(Regions) }},
-	TypeSegments:     {"SEGMENTS", func() message { return new(Segments) }},
-	TypeRegistered:   {"REGISTERED", func() message { return new(Registered) }},
-	TypeUnregister:   {"UNREGISTER", func() message { return new(Unregister) }},
-	TypeRelease:      {"RELEASE", func() message { return new(Release) }},
-	TypeSave:         {"SAVE", func() message { return new(Save) }},
-	TypeLoad:         {"LOAD", func() message { return new(Load) }},
-	TypeCancel:       {"CANCEL", func() message { return new(Cancel) }},
-	TypeReset:        {"RESET", func() message { return new(Reset) }},
-	TypePing:         {"PING", func() message { return new(Ping) }},
-	TypeDone:         {"DONE", func() message { return new(Done) }},
-	TypeCancelled:    {"CANCELLED", func() message { return new(Cancelled) }},
-	TypePong:         {"PONG", func() message { return new(Pong) }},
-	TypeResetDone:    {"RESET_DONE", func() message { return new(ResetDone) }},
-	TypeEpoch:        {"EPOCH", func() message { return new(Epoch) }},
-	TypeError:        {"ERROR", func() message { return new(Error) }},
-	TypeSwitches:     {"SWITCHES", func() message { return new(Switches) }},
-	TypeUnregistered: {"UNREGISTERED", func() message { return new(Unregistered) }},
-	TypeOffer:        {"OFFER", func() message { return new(Offer) }},
-	TypeOffered:      {"OFFERED", func() message { return new(Offered) }},
-	TypeDelivered:    {"DELIVERED", func() message { return new(Delivered) }},
-	TypeStages:       {"STAGES", func() message { return new(Stages) }},
-	TypeStagedLoad:   {"STAGED_LOAD", func() message { return new(StagedLoad) }},
-	TypeHint:         {"HINT", func() message { return new(Hint) }},
-	TypeSteps:        {"STEPS", func() message { return new(Steps) }},
-	TypeBudget:       {"BUDGET", func() message { return new(Budget) }},
-	TypeHinted:       {"HINTED", func() message { return new(Hinted) }},
-	TypeBlockTokens:  {"BLOCK_TOKENS", func() message { return new(BlockTokens) }},
-	TypeNextEvents:   {"NEXT_EVENTS", func() message { return new(NextEvents) }},
-	TypeBlockEvents:  {"BLOCK_EVENTS", func() message { return new(BlockEvents) }},
+// limits are the limits that tags name, besides numbers.
+var limits = map[string]uint64{
+	"MinVersion": MinVersion, "Version": Version, "MaxFrame": MaxFrame, "MaxHashLen": MaxHashLen, "MaxName": MaxName,
+	"MaxText": MaxText, "MaxIdentityPairs": MaxIdentityPairs, "MaxIdentityBytes": MaxIdentityBytes,
+	"MaxGroups": MaxGroups, "MaxGroups-1": MaxGroups - 1, "MaxWorld": MaxWorld, "MaxWorld-1": MaxWorld - 1,
+	"MaxShards": MaxShards, "MaxShards-1": MaxShards - 1, "MaxRegions": MaxRegions,
+	"MaxRegionsMessage": MaxRegionsMessage, "MaxSegments": MaxSegments, "MaxSegmentsMessage": MaxSegmentsMessage,
+	"MaxSections": MaxSections, "MaxJobBlocks": MaxJobBlocks, "MaxJobHashes": MaxJobBlocks * MaxHashLen,
+	"MaxJobIDs": MaxJobBlocks * 4, "MaxJobBits": MaxJobBlocks / 8, "MaxReleases": MaxReleases, "MaxHandle": MaxHandle,
+	"MaxEvents": MaxEvents, "MaxSocketPath": MaxSocketPath, "MaxTransferName": MaxTransferName,
+	"MaxTransferMS": MaxTransferMS, "MaxStageWords": MaxStageWords, "MaxStageWords-1": MaxStageWords - 1,
+	"MaxStagesBytes": MaxSegments * 2, "MaxHintMS": MaxHintMS, "MaxHintActions": MaxHintActions,
+	"MaxHintID": MaxHintID, "MaxPriority": MaxPriority, "MaxFinish": MaxFinish, "MaxPeerAddress": MaxPeerAddress,
+	"StepBytes": StepBytes, "MaxStepsBytes": MaxSteps * StepBytes, "MaxBudget": MaxBudget, "MaxExtra": MaxExtra,
+	"MaxEventBlocks": MaxEventBlocks, "MaxEventHashes": MaxEventBlocks * MaxHashLen, "RoleWorker": RoleWorker,
+	"RegionFD": RegionFD, "RegionCUDAFD": RegionCUDAFD, "HintRetain": HintRetain, "HintFetch": HintFetch,
+	"HintAccepted": HintAccepted, "HintMissing": HintMissing, "EventsVoid": EventsVoid, "EventStored": EventStored,
+	"EventRemoved": EventRemoved, "MediumMemory": MediumMemory,
+}
+
+// message is how a struct is written.
+type message struct {
+	of     reflect.Type
+	name   string // in docs/PROTOCOL.md
+	fields []field
+	bytes  int // that it has at least, with its header
+}
+
+// field is how a field of a struct is written.
+type field struct {
+	name        string
+	least, most uint64
+	each        uint64   // the most of a number in a list
+	of          *message // of a struct, or a list of structs
+	text        bool     // for people: cut when it is written, if it is too long
+}
+
+// checked is implemented by what has more limits than those of its fields.
+type checked interface{ check(w *wire) }
+
+func makeMessages(all map[uint8]any) (by [math.MaxUint8 + 1]*message, of map[reflect.Type]uint8) {
+	of = map[reflect.Type]uint8{}
+	for typ, v := range all {
+		by[typ] = messageOf(reflect.TypeOf(v), "")
+		of[reflect.PointerTo(by[typ].of)] = typ
+	}
+	return by, of
+}
+
+func messageOf(t reflect.Type, prefix string) *message {
+	m := &message{of: t, name: strings.ToUpper(wireName(t.Name())), bytes: 1}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		one := field{
+			name: prefix + wireName(f.Name), least: limit(f, "least", 0), most: limit(f, "most", math.MaxUint64),
+			each: limit(f, "each", math.MaxUint64), text: f.Tag.Get("most") == "MaxText",
+		}
+		if name := f.Tag.Get("name"); name != "" {
+			one.name = name
+		}
+		switch e := f.Type; {
+		case e.Kind() == reflect.Slice && e.Elem().Kind() == reflect.Struct:
+			one.of = messageOf(e.Elem(), "")
+		case e.Kind() == reflect.Pointer:
+			one.of = messageOf(e.Elem(), one.name+".")
+		case e.Kind() == reflect.Slice && e.Elem().Kind() == reflect.Uint32:
+			one.each = min(one.each, math.MaxUint32)
+		case e.Kind() <= reflect.Uint64 && e.Kind() >= reflect.Uint8:
+			one.most = min(one.most, math.MaxUint64>>(64-e.Bits()))
+		}
+		m.fields, m.bytes = append(m.fields, one), m.bytes+1
+	}
+	return m
+}
+
+func limit(f reflect.StructField, tag string, none uint64) uint64 {
+	text := f.Tag.Get(tag)
+	if text == "" {
+		return none
+	}
+	if n, named := limits[text]; named {
+		return n
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		panic(fmt.Sprintf("ipc: limit %q of field %s", text, f.Name))
+	}
+	return n
+}
+
+// wireName returns MaxFrame as max_frame.
+func wireName(name string) string {
+	var b strings.Builder
+	for i, c := range name {
+		if i > 0 && unicode.IsUpper(c) && unicode.IsLower(rune(name[i-1])) {
+			b.WriteByte('_')
+		}
+		b.WriteRune(unicode.ToLower(c))
+	}
+	return b.String()
 }
 
 // Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its
@@ -53,10 +130,13 @@ var messages = [...]struct {
 func Encode(dst []byte, version uint32, msg any) ([]byte, error) {
 	w := wire{version: version, buf: dst, message: "message"}
 	w.checkVersion()
-	if m, is := msg.(message); !is {
+	if typ, is := numbersOf[reflect.TypeOf(msg)]; is {
+		m := messages[typ]
+		w.message = m.name
+		w.buf = appendUint(appendArray(w.buf, 1+len(m.fields)), uint64(typ))
+		w.walk(m, reflect.ValueOf(msg).Elem())
+	} else {
 		w.fail(ReasonVersion, "type", "%T is no message", msg)
-	} else if w.err == nil {
-		m.walk(&w)
 	}
 	if n := len(w.buf) - len(dst); n > MaxFrame {
 		w.fail(ReasonTooLarge, "", "%d bytes, allowed is 1 to %d", n, MaxFrame)
@@ -75,24 +155,27 @@ func Decode(version uint32, frame []byte) (any, error) {
 	if len(frame) > MaxFrame {
 		w.fail(ReasonTooLarge, "", "%d bytes, allowed is 1 to %d", len(frame), MaxFrame)
 	}
-	w.count = w.array("", 0, 1, maxFields)
+	count := w.array("", 0, 1, maxFields)
 	var typ uint8
 	num(&w, "type", &typ, 0, math.MaxUint8)
-	if int(typ) >= len(messages) || messages[typ].make == nil {
-		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeBlockEvents)
+	m := messages[typ]
+	if m == nil {
+		w.fail(ReasonVersion, "type", "%d is no message", typ)
 		return nil, w.err
 	}
-	msg := messages[typ].make()
-	if w.err == nil {
-		msg.walk(&w)
+	w.message = m.name
+	if count != 1+len(m.fields) {
+		w.fail(ReasonFields, "", "%d fields, version %d has %d", count, version, 1+len(m.fields))
 	}
+	msg := reflect.New(m.of)
+	w.walk(m, msg.Elem())
 	if w.err == nil && len(w.buf) > 0 {
 		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
 	}
 	if w.err != nil {
 		return nil, w.err
 	}
-	return msg, nil
+	return msg.Interface(), nil
 }
 
 func (w *wire) checkVersion() {
@@ -101,119 +184,215 @@ func (w *wire) checkVersion() {
 	}
 }
 
-func (w *wire) request(typ uint8, req *uint32) {
-	w.begin(typ, 2)
-	num(w, "req", req, 0, math.MaxUint32)
+// walk reads or writes the fields of a struct, and checks it as a whole.
+func (w *wire) walk(m *message, v reflect.Value) {
+	for i := range m.fields {
+		w.field(&m.fields[i], v.Field(i))
+	}
+	if c, is := v.Addr().Interface().(checked); is && w.err == nil {
+		c.check(w)
+	}
 }
 
-func (w *wire) job(typ uint8, job *uint64) {
-	w.begin(typ, 2)
-	num(w, "job", job, 0, math.MaxUint64)
+func (w *wire) field(f *field, v reflect.Value) {
+	if w.err != nil {
+		return
+	}
+	switch p := v.Addr().Interface().(type) {
+	case *uint8:
+		num(w, f.name, p, uint8(f.least), uint8(f.most))
+	case *uint32:
+		num(w, f.name, p, uint32(f.least), uint32(f.most))
+	case *uint64:
+		num(w, f.name, p, f.least, f.most)
+	case *bool:
+		w.flag(f.name, p)
+	case *[16]byte:
+		w.bin16(f.name, p)
+	case *[]byte:
+		w.bin(f.name, p, int(f.least), int(f.most))
+	case *string:
+		if s := p; f.text && !w.decoding {
+			cut := cutText(*s)
+			p = &cut
+		}
+		w.str(f.name, p, int(f.least), int(f.most))
+	case *[]uint32:
+		numbers(w, f, p)
+	case *[]uint64:
+		numbers(w, f, p)
+	default:
+		if v.Kind() == reflect.Pointer {
+			w.optional(f, v)
+		} else {
+			w.structs(f, v)
+		}
+	}
 }
 
-func (m *Unregister) walk(w *wire) { w.request(TypeUnregister, &m.Req) }
-func (m *Reset) walk(w *wire)      { w.request(TypeReset, &m.Req) }
-func (m *Ping) walk(w *wire)       { w.request(TypePing, &m.Req) }
-func (m *Pong) walk(w *wire)       { w.request(TypePong, &m.Req) }
-func (m *Cancel) walk(w *wire)     { w.job(TypeCancel, &m.Job) }
-func (m *Cancelled) walk(w *wire)  { w.job(TypeCancelled, &m.Job) }
+// numbers reads or writes a list of numbers.
+func numbers[T uint32 | uint64](w *wire, f *field, p *[]T) {
+	if n := w.elements(f, len(*p), 1); w.decoding && n > 0 {
+		*p = make([]T, n)
+	}
+	for i := range *p {
+		w.list, w.index = f.name, i
+		num(w, "", &(*p)[i], 0, T(f.each))
+	}
+	w.list = ""
+}
 
-// The walks over the fields of messages that open, control and end a session (docs/PROTOCOL.md
-// section 3).
+// structs reads or writes a list of structs.
+func (w *wire) structs(f *field, v reflect.Value) {
+	if n := w.elements(f, v.Len(), f.of.bytes); w.decoding && n > 0 {
+		v.Set(reflect.MakeSlice(v.Type(), n, n))
+	}
+	for i := range v.Len() {
+		w.list, w.index = f.name, i
+		w.array("", len(f.of.fields), len(f.of.fields), len(f.of.fields))
+		w.walk(f.of, v.Index(i))
+	}
+	w.list = ""
+}
 
-func (m *Hello) walk(w *wire) {
-	w.begin(TypeHello, 4)
-	num(w, "min_version", &m.MinVersion, 1, math.MaxUint32)
-	num(w, "max_version", &m.MaxVersion, 1, math.MaxUint32)
-	w.str("software", &m.Software, 0, MaxName)
-	if w.err == nil && m.MinVersion > m.MaxVersion {
+// optional reads or writes a struct that may be absent: then it is an empty array.
+func (w *wire) optional(f *field, v reflect.Value) {
+	size := 0
+	if !v.IsNil() {
+		size = len(f.of.fields)
+	}
+	n := w.array(f.name, size, 0, len(f.of.fields))
+	if n == 0 || w.err != nil {
+		return
+	}
+	if n != len(f.of.fields) {
+		w.fail(ReasonFields, f.name, "%d elements, allowed is 0 or %d", n, len(f.of.fields))
+		return
+	}
+	if w.decoding {
+		v.Set(reflect.New(f.of.of))
+	}
+	w.walk(f.of, v.Elem())
+}
+
+// The checks of what a field's own limits do not say.
+
+func (m *Hello) check(w *wire) {
+	if m.MinVersion > m.MaxVersion {
 		w.fail(ReasonRange, "min_version", "%d, allowed is 1 to max_version %d", m.MinVersion, m.MaxVersion)
 	}
 }
 
-func (m *Welcome) walk(w *wire) {
-	w.begin(TypeWelcome, 9)
-	num(w, "version", &m.Version, MinVersion, Version)
-	w.bin16("boot", &m.Boot)
-	num(w, "session", &m.Session, 0, math.MaxUint64)
-	num(w, "max_frame", &m.MaxFrame, 0, math.MaxUint32)
-	num(w, "max_job_blocks", &m.MaxJobBlocks, 0, math.MaxUint32)
-	num(w, "max_queue", &m.MaxQueue, 0, math.MaxUint32)
-	num(w, "lease_bytes", &m.LeaseBytes, 0, math.MaxUint64)
-	w.str("peer", &m.Peer, 0, MaxPeerAddress)
-}
-
-func (m *Release) walk(w *wire) {
-	w.begin(TypeRelease, 2)
-	list(w, "leases", &m.Leases, 0, MaxReleases, 1)
-	for i := range m.Leases {
-		w.elem("leases", i, 0)
-		num(w, "", &m.Leases[i], 0, math.MaxUint64)
+func (m *Register) check(w *wire) {
+	bytes, last := 0, ""
+	for i := range m.Identity {
+		p := &m.Identity[i]
+		if last >= p.Key {
+			w.fail(ReasonRange, fmt.Sprintf("identity[%d].key", i), "%.64q after %.64q, keys must be sorted and "+
+				"distinct", p.Key, last)
+		}
+		last = p.Key
+		bytes += len(p.Key) + len(p.Value)
 	}
-	w.leave()
-}
-
-func (m *ResetDone) walk(w *wire) {
-	w.begin(TypeResetDone, 5)
-	num(w, "req", &m.Req, 0, math.MaxUint32)
-	num(w, "status", &m.Status, 0, math.MaxUint8)
-	w.text(&m.Text)
-	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
-}
-
-func (m *Unregistered) walk(w *wire) {
-	w.begin(TypeUnregistered, 4)
-	num(w, "req", &m.Req, 0, math.MaxUint32)
-	num(w, "status", &m.Status, 0, math.MaxUint8)
-	w.text(&m.Text)
-}
-
-func (m *Error) walk(w *wire) {
-	w.begin(TypeError, 3)
-	num(w, "code", &m.Code, 0, math.MaxUint8)
-	w.text(&m.Text)
-}
-
-func (m *Epoch) walk(w *wire) {
-	w.begin(TypeEpoch, 2)
-	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
-}
-
-func (m *Switches) walk(w *wire) {
-	w.begin(TypeSwitches, 3)
-	w.flag("loads", &m.Loads)
-	w.flag("saves", &m.Saves)
-}
-
-func (m *Steps) walk(w *wire) {
-	w.begin(TypeSteps, 2)
-	w.bin("steps", &m.List, StepBytes, MaxSteps*StepBytes)
-	if w.err == nil && len(m.List)%StepBytes != 0 {
-		w.fail(ReasonLengths, "steps", "%d bytes, no multiple of %d", len(m.List), StepBytes)
+	if bytes > MaxIdentityBytes {
+		w.fail(ReasonRange, "identity", "%d bytes of keys and values, allowed is 0 to %d", bytes, MaxIdentityBytes)
 	}
 }
 
-func (m *Budget) walk(w *wire) {
-	w.begin(TypeBudget, 2)
-	num(w, "bytes", &m.Bytes, 0, MaxBudget)
+// Descriptors returns how many file descriptors come with the message.
+func (m *Regions) Descriptors() (n int) {
+	for i := range m.List {
+		if k := m.List[i].Kind; k == RegionFD || k == RegionCUDAFD {
+			n++
+		}
+	}
+	return n
 }
 
-// The walks over the fields of messages about transfers between engines.
+func (m *Save) check(w *wire)       { checkSections(w, m.Sections) }
+func (m *Load) check(w *wire)       { checkSections(w, m.Sections) }
+func (m *StagedLoad) check(w *wire) { checkSections(w, m.Sections) }
 
-func (m *Offer) walk(w *wire) {
-	w.begin(TypeOffer, 4)
-	w.bin("name", &m.Name, 1, MaxTransferName)
-	num(w, "tokens", &m.Tokens, 0, math.MaxUint32)
-	num(w, "ttl_ms", &m.TTLMS, 1, MaxTransferMS)
+func checkSections(w *wire, all []Section) {
+	blocks := 0
+	for i := range all {
+		blocks += all[i].Len()
+	}
+	w.jobBlocks("sections", blocks)
 }
 
-func (m *Offered) walk(w *wire) {
-	w.begin(TypeOffered, 3)
-	w.bin("name", &m.Name, 1, MaxTransferName)
-	num(w, "tokens", &m.Tokens, 0, math.MaxUint32)
+func (w *wire) jobBlocks(field string, blocks int) {
+	if blocks > MaxJobBlocks {
+		w.fail(ReasonRange, field, "%d blocks, allowed is 1 to %d", blocks, MaxJobBlocks)
+	}
 }
 
-func (m *Delivered) walk(w *wire) {
-	w.begin(TypeDelivered, 2)
-	w.bin("name", &m.Name, 1, MaxTransferName)
+func (m *Section) check(w *wire) {
+	w.run(m.Parent, m.HashLen, m.Hashes)
+	if n := len(m.Hashes) / int(m.HashLen); len(m.Blocks) != n*4 {
+		w.fail(ReasonLengths, "blocks", "%d bytes, %d hashes need %d", len(m.Blocks), n, n*4)
+	}
 }
+
+// Len returns the number of blocks of a section.
+func (m *Section) Len() int { return len(m.Blocks) / 4 }
+
+func (m *Stages) check(w *wire) { w.multiple("stages", m.List, 2) }
+func (m *Steps) check(w *wire)  { w.multiple("steps", m.List, StepBytes) }
+
+func (w *wire) multiple(field string, list []byte, of int) {
+	if len(list)%of != 0 {
+		w.fail(ReasonLengths, field, "%d bytes, no multiple of %d", len(list), of)
+	}
+}
+
+func (m *BlockTokens) check(w *wire) {
+	w.run(m.Parent, m.HashLen, m.Hashes)
+	w.tokens(m.Tokens, m.HashLen, m.Hashes)
+}
+
+func (m *EventRun) check(w *wire) {
+	w.run(m.Parent, m.HashLen, m.Hashes)
+	if m.Kind == EventStored {
+		w.tokens(m.Tokens, m.HashLen, m.Hashes)
+	} else if len(m.Parent)+len(m.Tokens)+len(m.Extra) > 0 {
+		w.fail(ReasonLengths, "tokens", "parent, tokens or extra of removed blocks, allowed is none")
+	}
+}
+
+// run checks the hashes of a run.
+func (w *wire) run(parent []byte, hashLen uint8, hashes []byte) {
+	n := int(hashLen)
+	if len(parent) != 0 && len(parent) != n {
+		w.fail(ReasonLengths, "parent", "%d bytes, allowed is 0 or hash_len %d", len(parent), n)
+	}
+	if len(hashes)%n != 0 {
+		w.fail(ReasonLengths, "hashes", "%d bytes, no multiple of hash_len %d", len(hashes), n)
+	}
+}
+
+// tokens checks that every block of a run has as many tokens.
+func (w *wire) tokens(tokens []byte, hashLen uint8, hashes []byte) {
+	blocks := len(hashes) / int(hashLen)
+	if len(tokens) == 0 || blocks == 0 || len(tokens)%(4*blocks) != 0 {
+		w.fail(ReasonLengths, "tokens", "%d bytes, allowed is 4 for each token, as many for each of %d blocks",
+			len(tokens), blocks)
+	}
+}
+
+func (m *Hint) check(w *wire) {
+	blocks := 0
+	for i := range m.Chains {
+		blocks += m.Chains[i].blocks()
+	}
+	w.jobBlocks("chains", blocks)
+}
+
+func (m *HintChain) check(w *wire) {
+	w.run(nil, m.HashLen, m.Hashes)
+	if n := len(m.Own); n != 0 && n != (m.blocks()+7)/8 {
+		w.fail(ReasonLengths, "own", "%d bytes, allowed is 0 or %d, a bit for each hash", n, (m.blocks()+7)/8)
+	}
+}
+
+func (m *HintChain) blocks() int { return len(m.Hashes) / int(m.HashLen) }

@@ -91,7 +91,7 @@ func appendAscend(w *wire, f *Frames, r *LookupRequest) {
 	}
 	f.Buf = appendArray(f.Buf, n)
 	for i := range n {
-		f.Buf = appendStrHeader(f.Buf, 2*r.HashLen)
+		f.Buf = strHeader.append(f.Buf, 2*r.HashLen)
 		f.Buf = hex.AppendEncode(f.Buf, r.Hashes[i*r.HashLen:(i+1)*r.HashLen])
 	}
 	f.end()

@@ -25,9 +25,6 @@ func (f Form) String() string {
 	return "unknown"
 }
 
-// Forms is the number of forms: Form values are below it.
-const Forms = len(formNames)
-
 // Deadline returns how long the answer may take after the request's receipt.
 func (r *LookupRequest) Deadline() time.Duration {
 	if r.DeadlineUS == 0 {

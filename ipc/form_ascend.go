@@ -57,7 +57,7 @@ func (p *Parser) looseHashes(w *wire, b []byte) (length int, hashes []byte) {
 		return 0, nil
 	}
 	if n > 0 {
-		size, header := looseStr(b)
+		size, header := strHeader.read(b, true)
 		if header <= 0 {
 			w.fail(ReasonMsgpack, "hashes", "element 0 is no str")
 			return 0, nil
@@ -91,7 +91,7 @@ func (p *Parser) looseHashes(w *wire, b []byte) (length int, hashes []byte) {
 
 // looseHash reads one hex string into hash, and returns the bytes after it.
 func looseHash(w *wire, i int, b, hash []byte) []byte {
-	digits, header := looseStr(b)
+	digits, header := strHeader.read(b, true)
 	switch {
 	case header <= 0:
 		w.fail(ReasonMsgpack, "hashes", "element %d is no str", i)
@@ -108,7 +108,7 @@ func looseHash(w *wire, i int, b, hash []byte) []byte {
 }
 
 func looseArray(w *wire, field string, b []byte, most int) (n int, rest []byte) {
-	v, size := looseHeader(b, mpArray, 0x0f, 0, mpArr16, mpArr32)
+	v, size := arrayHeader.read(b, true)
 	if size <= 0 {
 		w.fail(ReasonMsgpack, field, "no array")
 		return 0, nil
@@ -117,29 +117,6 @@ func looseArray(w *wire, field string, b []byte, most int) (n int, rest []byte) 
 		return n, b[size:]
 	}
 	return 0, nil
-}
-
-func looseStr(b []byte) (v uint64, n int) {
-	return looseHeader(b, mpStr, 0x1f, mpStr8, mpStr16, mpStr32)
-}
-
-// looseHeader reads a header whose short form is fix with a length in mask; h8 is 0 if there is no
-// such header.
-func looseHeader(b []byte, fix, mask, h8, h16, h32 byte) (v uint64, n int) {
-	if len(b) == 0 {
-		return 0, cutShort
-	}
-	switch c := b[0]; {
-	case c&^mask == fix:
-		return uint64(c & mask), 1
-	case c == h8 && h8 != 0:
-		return bigEndian(b, 1, 0)
-	case c == h16:
-		return bigEndian(b, 2, 0)
-	case c == h32:
-		return bigEndian(b, 4, 0)
-	}
-	return 0, wrongType
 }
 
 // looseUint reads a number that is not negative in any integer encoding, including the signed ones.

@@ -71,7 +71,7 @@ func (p *lookupPeer) run() {
 		p.settle()
 	}
 	if errors.Is(err, errZMTP) || errors.Is(err, os.ErrDeadlineExceeded) && !p.s.ending() {
-		p.s.count.dropped.Add(1)
+		p.s.o.Counts.Dropped.Add(1)
 		p.s.malformed(err)
 	}
 }
@@ -79,7 +79,7 @@ func (p *lookupPeer) run() {
 // contain ends this connection, and no other, if a message makes its reader panic.
 func (p *lookupPeer) contain() {
 	if v := recover(); v != nil {
-		p.s.count.dropped.Add(1)
+		p.s.o.Counts.Dropped.Add(1)
 		p.s.panicked(v)
 	}
 }
@@ -183,11 +183,9 @@ func (p *lookupPeer) command(body []byte) error {
 
 // answer replies to the message that was read, in its envelope.
 func (p *lookupPeer) answer() error {
-	p.s.count.requests.Add(1)
 	f := &p.in.message
 	enveloped := f.Len() > 0 && len(f.At(0)) == 0
 	bad := p.read(f, enveloped)
-	p.s.count.forms[p.request.Form].Add(1)
 	a := LookupReply{Status: LookupMalformed, Boot: p.s.o.Boot}
 	if bad == nil {
 		a = p.s.handle(&p.request)
@@ -204,7 +202,7 @@ func (p *lookupPeer) answer() error {
 	p.out[head-1] = byte(len(p.out) - head) // at most 64
 	err := p.send(p.out)
 	if err != nil {
-		p.s.count.unsent.Add(1)
+		p.s.o.Counts.Unsent.Add(1)
 		if p.s.o.OnUnsent != nil {
 			p.s.o.OnUnsent(a)
 		}
@@ -275,44 +273,11 @@ var _ io.Reader = (*lookupPeer)(nil)
 // Reasons is the number of reasons: Reason values are below it.
 const Reasons = int(numReasons)
 
-type lookupCounts struct {
-	requests, panics, unsent, dropped, noDescriptor atomic.Uint64
-	forms                                           [Forms]atomic.Uint64
-	reasons                                         [Reasons]atomic.Uint64
-}
-
-// LookupCounters is a snapshot of a server's counters since its start.
-type LookupCounters struct {
-	Requests uint64          // received; each got one reply, except Unsent
-	Forms    [Forms]uint64   // of these, by Form
-	Reasons  [Reasons]uint64 // malformed, by Reason
-	Panics   uint64          // of the handler
-	Unsent   uint64          // answers to peers that had disconnected or did not read
-	Dropped  uint64          // connections closed: no ZMTP, beyond one of its limits, or too many
-	Waited   uint64          // times that a connection had to wait for a descriptor
-}
-
-// Add adds the counters of another server.
-func (c *LookupCounters) Add(o *LookupCounters) {
-	c.Requests, c.Panics, c.Unsent = c.Requests+o.Requests, c.Panics+o.Panics, c.Unsent+o.Unsent
-	c.Dropped, c.Waited = c.Dropped+o.Dropped, c.Waited+o.Waited
-	for i, n := range o.Forms {
-		c.Forms[i] += n
-	}
-	for i, n := range o.Reasons {
-		c.Reasons[i] += n
-	}
-}
-
-// Counters returns a snapshot. It may be called from any goroutine.
-func (s *LookupServer) Counters() (c LookupCounters) {
-	c.Requests, c.Panics, c.Unsent = s.count.requests.Load(), s.count.panics.Load(), s.count.unsent.Load()
-	c.Dropped, c.Waited = s.count.dropped.Load(), s.count.noDescriptor.Load()
-	for i := range c.Forms {
-		c.Forms[i] = s.count.forms[i].Load()
-	}
-	for i := range c.Reasons {
-		c.Reasons[i] = s.count.reasons[i].Load()
-	}
-	return c
+// LookupCounts counts what went wrong at some look-up sockets.
+type LookupCounts struct {
+	Panics  atomic.Uint64          // of the handler, and of the reading of messages
+	Unsent  atomic.Uint64          // answers to peers that had disconnected or did not read
+	Dropped atomic.Uint64          // connections closed: no ZMTP, beyond one of its limits, or too many
+	Waited  atomic.Uint64          // times that a connection had to wait for a descriptor
+	Reasons [Reasons]atomic.Uint64 // malformed requests, by Reason
 }

@@ -52,6 +52,7 @@ type LookupOptions struct {
 	// OnPanic, if set, is called for every panic of the handler, and of the reading of a message,
 	// on the stack that panicked. If OnPanic itself panics, the process ends.
 	OnPanic func(value any)
+	Counts  *LookupCounts // several servers may share it; nil: one of its own
 	// Peers limits the connections to several servers together, as MaxLookupPeers does those of
 	// one; nil: nothing does.
 	Peers *connlimit.Limit
@@ -69,7 +70,6 @@ type LookupServer struct {
 	close   sync.Once
 	running sync.WaitGroup // the accepting goroutine and the peers
 	err     error          // of Close
-	count   lookupCounts
 
 	turn sync.Mutex // held while the handler runs
 
@@ -84,6 +84,9 @@ type LookupServer struct {
 func ListenLookup(o LookupOptions, handler LookupHandler) (*LookupServer, error) {
 	if o.Name == "." || o.Name == ".." || filepath.Base(o.Name) != o.Name {
 		return nil, fmt.Errorf("look-up socket: name %q, allowed is the name of a file", o.Name)
+	}
+	if o.Counts == nil {
+		o.Counts = &LookupCounts{}
 	}
 	s := &LookupServer{
 		o: o, handler: handler, large: make(chan struct{}, LargeMessages), closing: make(chan struct{}),
@@ -128,7 +131,7 @@ func (s *LookupServer) accept() {
 			return
 		}
 		// No error (no descriptor, no memory) ends the service of the socket while it is open.
-		s.count.noDescriptor.Add(1)
+		s.o.Counts.Waited.Add(1)
 		select {
 		case <-time.After(acceptPause):
 		case <-s.closing:
@@ -139,7 +142,7 @@ func (s *LookupServer) accept() {
 // admit starts a peer, unless there are too many.
 func (s *LookupServer) admit(nc *net.UnixConn) {
 	owner, giveWay := connlimit.Of(nc), func() {
-		s.count.dropped.Add(1)
+		s.o.Counts.Dropped.Add(1)
 		nc.Close()
 	}
 	p, err := newLookupPeer(s, nc)
@@ -209,7 +212,7 @@ func (s *LookupServer) answered(r *LookupRequest, a *LookupReply) {
 
 // panicked counts and reports a recovered panic.
 func (s *LookupServer) panicked(value any) {
-	s.count.panics.Add(1)
+	s.o.Counts.Panics.Add(1)
 	if s.o.OnPanic != nil {
 		s.o.OnPanic(value)
 	}
@@ -219,7 +222,7 @@ func (s *LookupServer) panicked(value any) {
 func (s *LookupServer) malformed(err error) {
 	var m *MalformedError
 	if errors.As(err, &m) {
-		s.count.reasons[m.Reason].Add(1)
+		s.o.Counts.Reasons[m.Reason].Add(1)
 	}
 	if s.o.OnMalformed != nil {
 		s.o.OnMalformed(err)

@@ -56,43 +56,6 @@ const (
 	None               uint32 = 1<<32 - 1 // no event, no revocation word
 )
 
-// Numbers of the messages.
-const (
-	TypeHello        = 1
-	TypeWelcome      = 2
-	TypeRegister     = 3
-	TypeRegions      = 4
-	TypeSegments     = 5
-	TypeRegistered   = 6
-	TypeUnregister   = 7
-	TypeRelease      = 8
-	TypeSave         = 9
-	TypeLoad         = 10
-	TypeCancel       = 11
-	TypeReset        = 12
-	TypePing         = 13
-	TypeDone         = 14
-	TypeCancelled    = 15
-	TypePong         = 16
-	TypeResetDone    = 17
-	TypeEpoch        = 18
-	TypeError        = 19
-	TypeSwitches     = 20
-	TypeUnregistered = 21
-	TypeOffer        = 24
-	TypeOffered      = 25
-	TypeDelivered    = 26
-	TypeStages       = 27
-	TypeStagedLoad   = 28
-	TypeHint         = 29
-	TypeSteps        = 30
-	TypeBudget       = 31
-	TypeHinted       = 32
-	TypeBlockTokens  = 37
-	TypeNextEvents   = 38
-	TypeBlockEvents  = 39
-)
-
 // Kinds of actions in HINT.
 const (
 	HintRetain   = 1
@@ -211,84 +174,95 @@ const (
 )
 
 // The messages of the session, one struct each; Encode takes and Decode returns pointers to them.
-// Byte slices of decoded messages lie in the frame they came from.
+// Byte slices of decoded messages lie in the frame they came from. A field's tags are the limits of
+// its value, or of its length in bytes or elements: least, or 0, and most, or what its type holds;
+// each is the most of a list's numbers. name is its name in docs/PROTOCOL.md, unless that is the Go
+// name in lower case with underscores.
 type (
 	// Hello opens a session.
 	Hello struct {
-		MinVersion, MaxVersion uint32
-		Software               string
+		MinVersion, MaxVersion uint32 `least:"1"`
+		Software               string `most:"MaxName"`
 	}
 	// Welcome answers Hello.
 	Welcome struct {
-		Version                          uint32
+		Version                          uint32 `least:"MinVersion" most:"Version"`
 		Boot                             [16]byte
 		Session                          uint64
 		MaxFrame, MaxJobBlocks, MaxQueue uint32
 		LeaseBytes                       uint64
-		Peer                             string // host:port where other agents reach this one, or empty
+		Peer                             string `most:"MaxPeerAddress"` // empty: others cannot reach this agent
 	}
 	// Register declares one rank, or the scheduler, of an engine.
 	Register struct {
-		Req               uint32
-		Instance          string
-		Role              uint8
-		Rank, World       uint32
-		Held              []uint32 // shards of a worker, ascending
-		Shards            uint32   // of a block
-		Identity          []Pair
-		Groups            []GroupDesc
-		HashTokens        uint32
-		LookupName        string
-		Sync              *SyncDesc // nil: none
-		Regions, Segments uint32    // how many are sent next
+		Req        uint32
+		Instance   string      `least:"1" most:"MaxName"`
+		Role       uint8       `most:"RoleWorker"`
+		Rank       uint32      `most:"MaxWorld-1"`
+		World      uint32      `least:"1" most:"MaxWorld"`
+		Held       []uint32    `most:"MaxShards" each:"MaxShards-1"` // shards of a worker, ascending
+		Shards     uint32      `least:"1" most:"MaxShards"`          // of a block
+		Identity   []Pair      `most:"MaxIdentityPairs"`
+		Groups     []GroupDesc `least:"1" most:"MaxGroups"`
+		HashTokens uint32      `least:"1"`
+		LookupName string      `most:"MaxName"`
+		Sync       *SyncDesc   // nil: none
+		Regions    uint32      `most:"MaxRegions"`  // how many are sent next
+		Segments   uint32      `most:"MaxSegments"` // the same
 	}
 	// Pair is one entry of an identity.
-	Pair struct{ Key, Value string }
+	Pair struct {
+		Key   string `least:"1" most:"MaxIdentityBytes"`
+		Value string `most:"MaxIdentityBytes"`
+	}
 	// GroupDesc is one KV cache group.
-	GroupDesc struct{ BlockTokens, NumBlocks, Window uint32 }
+	GroupDesc struct {
+		BlockTokens       uint32 `least:"1"`
+		NumBlocks, Window uint32
+	}
 	// SyncDesc places the words of a worker.
 	SyncDesc struct {
 		Region    uint32
 		StepOff   uint64
 		EventsOff uint64
-		Events    uint32
+		Events    uint32 `most:"MaxEvents"`
 		RevokeOff uint64
-		Revokes   uint32
+		Revokes   uint32 `most:"MaxEvents"`
 	}
 	// Regions lists memory; its descriptors come with it, in order.
 	Regions struct {
 		Req  uint32
-		List []RegionDesc
+		List []RegionDesc `name:"regions" most:"MaxRegionsMessage"`
 	}
 	// RegionDesc is one region.
 	RegionDesc struct {
 		ID     uint32
-		Kind   uint8
+		Kind   uint8 `least:"RegionFD" most:"RegionCUDAFD"`
 		Size   uint64
 		Addr   uint64
-		Handle []byte
+		Handle []byte `most:"MaxHandle"`
 	}
 	// Segments lists where a group's blocks lie.
 	Segments struct {
 		Req   uint32
-		Shard uint32
-		Group uint8
-		List  []SegmentDesc
+		Shard uint32        `most:"MaxShards-1"`
+		Group uint8         `most:"MaxGroups-1"`
+		List  []SegmentDesc `name:"segments" most:"MaxSegmentsMessage"`
 	}
 	// SegmentDesc is one piece of every block.
 	SegmentDesc struct {
 		Region         uint32
 		Offset, Stride uint64
-		Bytes          uint32
+		Bytes          uint32 `least:"1"`
 	}
 	// Registered answers Register when all its parts have arrived.
 	Registered struct {
 		Req        uint32
 		Status     uint8
-		Text       string
+		Text       string `most:"MaxText"`
 		Space      [16]byte
 		Epoch      uint32
-		LookupPath string
+		LookupPath string `most:"MaxSocketPath"`
 	}
 	// Unregister withdraws the registration.
 	Unregister struct{ Req uint32 }
@@ -296,17 +270,19 @@ type (
 	Unregistered struct {
 		Req    uint32
 		Status uint8
-		Text   string
+		Text   string `most:"MaxText"`
 	}
 	// Release ends leases.
-	Release struct{ Leases []uint64 }
+	Release struct {
+		Leases []uint64 `most:"MaxReleases"`
+	}
 	// Section is a run of chained blocks of one group.
 	Section struct {
-		Group   uint8
-		Parent  []byte
-		HashLen uint8
-		Hashes  []byte
-		Blocks  []byte // u32 LE each
+		Group   uint8  `most:"MaxGroups-1"`
+		Parent  []byte `most:"MaxHashLen"`
+		HashLen uint8  `least:"1" most:"MaxHashLen"`
+		Hashes  []byte `least:"1" most:"MaxJobHashes"`
+		Blocks  []byte `least:"4" most:"MaxJobIDs"` // u32 LE each
 	}
 	// Save stores blocks.
 	Save struct {
@@ -315,7 +291,7 @@ type (
 		Step     uint64
 		Event    uint32
 		Revoke   uint32
-		Sections []Section
+		Sections []Section `least:"1" most:"MaxSections"`
 	}
 	// Load delivers blocks.
 	Load struct {
@@ -324,14 +300,15 @@ type (
 		Step     uint64
 		Event    uint32
 		Lease    uint64
-		Sections []Section
+		Sections []Section `least:"1" most:"MaxSections"`
 	}
 	// Stages declares the stages of a registered worker's segments, and Count words of 8 bytes at
 	// Off of its sync region for its staged loads.
 	Stages struct {
 		Off   uint64
-		Count uint32
-		List  []byte // u16 LE: the stage of each segment, in the order of the registration
+		Count uint32 `least:"1" most:"MaxStageWords"`
+		// u16 LE: the stage of each segment, in the order of the registration
+		List []byte `name:"stages" least:"2" most:"MaxStagesBytes"`
 	}
 	// StagedLoad delivers blocks stage by stage.
 	StagedLoad struct {
@@ -340,8 +317,8 @@ type (
 		Step     uint64
 		Event    uint32
 		Lease    uint64
-		Word     uint32 // which word counts the stages
-		Sections []Section
+		Word     uint32    `most:"MaxStageWords-1"` // which word counts the stages
+		Sections []Section `least:"1" most:"MaxSections"`
 	}
 	// Cancel ends a job.
 	Cancel struct{ Job uint64 }
@@ -350,7 +327,7 @@ type (
 	// Done reports the end of a job, with one status for each block of all sections.
 	Done struct {
 		Job    uint64
-		Status []byte
+		Status []byte `name:"statuses" most:"MaxJobBlocks"`
 	}
 	// Reset starts a new weights epoch.
 	Reset struct{ Req uint32 }
@@ -358,99 +335,105 @@ type (
 	ResetDone struct {
 		Req    uint32
 		Status uint8
-		Text   string
+		Text   string `most:"MaxText"`
 		Epoch  uint32
 	}
 	// Epoch reports that another session or node reset the space.
 	Epoch struct{ Epoch uint32 }
 	// Offer opens a transfer in the registration's space, or renews it.
 	Offer struct {
-		Name   []byte
+		Name   []byte `least:"1" most:"MaxTransferName"`
 		Tokens uint32 // of the prompt, in whole blocks; 0: not known
-		TTLMS  uint32
+		TTLMS  uint32 `name:"ttl_ms" least:"1" most:"MaxTransferMS"`
 	}
 	// Offered completes a transfer: nothing more will be stored for it.
 	Offered struct {
-		Name   []byte
+		Name   []byte `least:"1" most:"MaxTransferName"`
 		Tokens uint32 // that are stored
 	}
 	// Delivered ends a transfer: its receiver has it, or no longer wants it.
-	Delivered struct{ Name []byte }
+	Delivered struct {
+		Name []byte `least:"1" most:"MaxTransferName"`
+	}
 	// Steps reports decode steps of a worker that have ended, the oldest first.
 	Steps struct {
-		List []byte // for each: age and time in us, requests; u32 LE
+		// for each: age and time in us, requests; u32 LE
+		List []byte `name:"steps" least:"StepBytes" most:"MaxStepsBytes"`
 	}
 	// Hint tells how blocks will be used: facts of the end of a request, and actions on blocks.
 	Hint struct {
 		Req     uint32
-		Session string // the client's; empty: not told
-		Finish  uint8  // pool.Finish
-		Output  uint32 // tokens that the request generated; 0: not told
-		Actions []HintAction
-		Chains  []HintChain
+		Session string       `most:"MaxHintID"` // the client's; empty: not told
+		Finish  uint8        `most:"MaxFinish"` // pool.Finish
+		Output  uint32       // tokens that the request generated; 0: not told
+		Actions []HintAction `most:"MaxHintActions"`
+		Chains  []HintChain  `least:"1" most:"MaxGroups"`
 	}
 	// HintAction is one action on all chains of a HINT.
 	HintAction struct {
-		ID       string // the client's, for the receipt
-		Kind     uint8  // HintRetain to HintFetch
-		Priority uint8  // of HintRetain
-		MS       uint32 // how long, or of HintDrop after how long; 0: not told
-		Peer     string // host:port of the agent that has the blocks, of HintFetch
+		ID       string `most:"MaxHintID"` // the client's, for the receipt
+		Kind     uint8  `least:"HintRetain" most:"HintFetch"`
+		Priority uint8  `most:"MaxPriority"`         // of HintRetain
+		MS       uint32 `name:"ms" most:"MaxHintMS"` // how long, or of HintDrop after how long; 0: not told
+		Peer     string `most:"MaxPeerAddress"`      // host:port of the agent that has the blocks, of HintFetch
 	}
 	// HintChain is a run of chained blocks of one group.
 	HintChain struct {
-		Group   uint8
-		HashLen uint8
-		Hashes  []byte // joined
-		Own     []byte // a bit for each, from the lowest on: the session was the first to store it; empty: none
+		Group   uint8  `most:"MaxGroups-1"`
+		HashLen uint8  `least:"1" most:"MaxHashLen"`
+		Hashes  []byte `least:"1" most:"MaxJobHashes"` // joined
+		// a bit for each, from the lowest on: the session was the first to store it; empty: none
+		Own []byte `most:"MaxJobBits"`
 	}
 	// Hinted answers a HINT that has actions, and again each time that one of them is over.
 	Hinted struct {
 		Req      uint32
-		Receipts []HintReceipt
+		Receipts []HintReceipt `least:"1" most:"MaxHintActions"`
 	}
 	// HintReceipt says what became of one action.
 	HintReceipt struct {
-		ID     string
-		Kind   uint8
-		State  uint8 // HintAccepted to HintMissing
+		ID     string `most:"MaxHintID"`
+		Kind   uint8  `least:"HintRetain" most:"HintFetch"`
+		State  uint8  `least:"HintAccepted" most:"HintMissing"`
 		Blocks uint32
 		Bytes  uint64
-		Reason string
+		Reason string `most:"MaxText"`
 	}
 	// Budget limits what the blocks that a worker's engine stores may take of the pool.
 	Budget struct {
-		Bytes uint64 // of them, that this worker holds; 0: any number
+		Bytes uint64 `most:"MaxBudget"` // of them, that this worker holds; 0: any number
 	}
 	// BlockTokens has the tokens of a run of chained blocks.
 	BlockTokens struct {
-		Group   uint8
-		Parent  []byte // hash of the block before the first; empty at the start of a prompt
-		HashLen uint8
-		Hashes  []byte // joined
-		Tokens  []byte // u32 LE, of all blocks
-		Extra   []byte // returned as it is with each of the blocks
+		Group   uint8  `most:"MaxGroups-1"`
+		Parent  []byte `most:"MaxHashLen"` // hash of the block before the first; empty at the start of a prompt
+		HashLen uint8  `least:"1" most:"MaxHashLen"`
+		Hashes  []byte `least:"1" most:"MaxJobHashes"` // joined
+		Tokens  []byte `least:"4" most:"MaxFrame"`     // u32 LE, of all blocks
+		Extra   []byte `most:"MaxExtra"`               // returned as it is with each of the blocks
 	}
 	// NextEvents asks for the next events of the registration's space.
 	NextEvents struct {
 		Req    uint32
-		Blocks uint32 // at most
+		Blocks uint32 `least:"1" most:"MaxEventBlocks"` // at most
 		Anew   bool   // tell everything from the beginning
 	}
 	// BlockEvents answers NextEvents once there is something to tell.
 	BlockEvents struct {
-		Req   uint32 // of the NextEvents that it answers
-		State uint8
-		Runs  []EventRun
+		Req   uint32     // of the NextEvents that it answers
+		State uint8      `most:"EventsVoid"`
+		Runs  []EventRun `most:"MaxEventBlocks"`
 	}
 	// EventRun has blocks that were stored, which are chained, or removed.
 	EventRun struct {
-		Kind, Medium, Group uint8
-		Parent              []byte // of the first stored block; empty at the start of a prompt
-		HashLen             uint8
-		Hashes              []byte // joined
-		Tokens              []byte // of stored blocks, u32 LE
-		Extra               []byte // of each of the stored blocks
+		Kind    uint8  `least:"EventStored" most:"EventRemoved"`
+		Medium  uint8  `least:"MediumMemory"`
+		Group   uint8  `most:"MaxGroups-1"`
+		Parent  []byte `most:"MaxHashLen"` // of the first stored block; empty at the start of a prompt
+		HashLen uint8  `least:"1" most:"MaxHashLen"`
+		Hashes  []byte `least:"1" most:"MaxEventHashes"` // joined
+		Tokens  []byte `most:"MaxFrame"`                 // of stored blocks, u32 LE
+		Extra   []byte `most:"MaxExtra"`                 // of each of the stored blocks
 	}
 	// Ping asks for a Pong.
 	Ping struct{ Req uint32 }
@@ -459,7 +442,7 @@ type (
 	// Error ends a session.
 	Error struct {
 		Code uint8
-		Text string
+		Text string `most:"MaxText"`
 	}
 	// Switches reports what is switched on.
 	Switches struct{ Loads, Saves bool }

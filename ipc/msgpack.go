@@ -39,42 +39,64 @@ func appendUint(dst []byte, v uint64) []byte {
 	return binary.BigEndian.AppendUint64(append(dst, mpUint64), v)
 }
 
-func appendArray(dst []byte, n int) []byte {
-	switch {
-	case n < 16:
-		return append(dst, mpArray|byte(n))
-	case n <= 0xffff:
-		return binary.BigEndian.AppendUint16(append(dst, mpArr16), uint16(n))
-	}
-	return binary.BigEndian.AppendUint32(append(dst, mpArr32), uint32(n))
+// header is how the length before an array, a str or a bin is written: in the first byte, or in the
+// 1, 2 or 4 bytes after it.
+type header struct {
+	first, mask  byte // of a length in the first byte; a mask of 0: there is no such form
+	h8, h16, h32 byte // h8 is 0 if there is no such form
 }
 
-func appendStrHeader(dst []byte, n int) []byte {
+var (
+	arrayHeader = header{mpArray, 0x0f, 0, mpArr16, mpArr32}
+	strHeader   = header{mpStr, 0x1f, mpStr8, mpStr16, mpStr32}
+	binHeader   = header{0, 0, mpBin8, mpBin16, mpBin32}
+)
+
+func (h *header) append(dst []byte, n int) []byte {
 	switch {
-	case n < 32:
-		return append(dst, mpStr|byte(n))
-	case n <= 0xff:
-		return append(dst, mpStr8, byte(n))
+	case n <= int(h.mask) && h.mask != 0:
+		return append(dst, h.first|byte(n))
+	case n <= 0xff && h.h8 != 0:
+		return append(dst, h.h8, byte(n))
 	case n <= 0xffff:
-		return binary.BigEndian.AppendUint16(append(dst, mpStr16), uint16(n))
+		return binary.BigEndian.AppendUint16(append(dst, h.h16), uint16(n))
 	}
-	return binary.BigEndian.AppendUint32(append(dst, mpStr32), uint32(n))
+	return binary.BigEndian.AppendUint32(append(dst, h.h32), uint32(n))
 }
 
-func appendStr(dst []byte, s string) []byte { return append(appendStrHeader(dst, len(s)), s...) }
-
-func appendBin(dst, b []byte) []byte {
-	n := len(b)
-	switch {
-	case n <= 0xff:
-		dst = append(dst, mpBin8, byte(n))
-	case n <= 0xffff:
-		dst = binary.BigEndian.AppendUint16(append(dst, mpBin16), uint16(n))
+// read reads a length, in its shortest form unless loose is set.
+func (h *header) read(b []byte, loose bool) (v uint64, n int) {
+	if len(b) == 0 {
+		return 0, cutShort
+	}
+	size, least := 0, uint64(0)
+	switch c := b[0]; {
+	case h.mask != 0 && c&^h.mask == h.first:
+		return uint64(c & h.mask), 1
+	case c == h.h8 && h.h8 != 0:
+		size = 1
+		if h.mask != 0 {
+			least = uint64(h.mask) + 1
+		}
+	case c == h.h16:
+		size, least = 2, 0x100
+		if h.h8 == 0 {
+			least = uint64(h.mask) + 1
+		}
+	case c == h.h32:
+		size, least = 4, 0x10000
 	default:
-		dst = binary.BigEndian.AppendUint32(append(dst, mpBin32), uint32(n))
+		return 0, wrongType
 	}
-	return append(dst, b...)
+	if loose {
+		least = 0
+	}
+	return bigEndian(b, size, least)
 }
+
+func appendArray(dst []byte, n int) []byte  { return arrayHeader.append(dst, n) }
+func appendStr(dst []byte, s string) []byte { return append(strHeader.append(dst, len(s)), s...) }
+func appendBin(dst, b []byte) []byte        { return append(binHeader.append(dst, len(b)), b...) }
 
 // Results of the readers if b does not begin with the shortest encoding of the expected type.
 const (
@@ -114,53 +136,6 @@ func readUint(b []byte) (v uint64, n int) {
 		if c < 0x80 {
 			return uint64(c), 1
 		}
-	}
-	return 0, wrongType
-}
-
-func readArray(b []byte) (v uint64, n int) {
-	if len(b) == 0 {
-		return 0, cutShort
-	}
-	switch c := b[0]; {
-	case c&0xf0 == mpArray:
-		return uint64(c & 0x0f), 1
-	case c == mpArr16:
-		return bigEndian(b, 2, 16)
-	case c == mpArr32:
-		return bigEndian(b, 4, 0x10000)
-	}
-	return 0, wrongType
-}
-
-func readStrHeader(b []byte) (v uint64, n int) {
-	if len(b) == 0 {
-		return 0, cutShort
-	}
-	switch c := b[0]; {
-	case c&0xe0 == mpStr:
-		return uint64(c & 0x1f), 1
-	case c == mpStr8:
-		return bigEndian(b, 1, 32)
-	case c == mpStr16:
-		return bigEndian(b, 2, 0x100)
-	case c == mpStr32:
-		return bigEndian(b, 4, 0x10000)
-	}
-	return 0, wrongType
-}
-
-func readBinHeader(b []byte) (v uint64, n int) {
-	if len(b) == 0 {
-		return 0, cutShort
-	}
-	switch b[0] {
-	case mpBin8:
-		return bigEndian(b, 1, 0)
-	case mpBin16:
-		return bigEndian(b, 2, 0x100)
-	case mpBin32:
-		return bigEndian(b, 4, 0x10000)
 	}
 	return 0, wrongType
 }

@@ -36,9 +36,9 @@ func TestMsgpackOracle(t *testing.T) {
 		checkOracle(t, appendBin(nil, b), func(e *msgpack.Encoder) error { return e.EncodeBytes(b) })
 		checkOracle(t, appendStr(nil, string(b)), func(e *msgpack.Encoder) error { return e.EncodeString(string(b)) })
 		checkOracle(t, appendArray(nil, n), func(e *msgpack.Encoder) error { return e.EncodeArrayLen(n) })
-		checkHeader(t, n, appendBin(nil, b), readBinHeader, n)
-		checkHeader(t, n, appendStr(nil, string(b)), readStrHeader, n)
-		checkHeader(t, n, appendArray(nil, n), readArray, 0)
+		checkHeader(t, n, appendBin(nil, b), binHeader.strict, n)
+		checkHeader(t, n, appendStr(nil, string(b)), strHeader.strict, n)
+		checkHeader(t, n, appendArray(nil, n), arrayHeader.strict, 0)
 	}
 }
 
@@ -91,9 +91,9 @@ func TestReadersRefuse(t *testing.T) {
 			want bool
 		}{
 			"uint":  {readUint, c < 0x80 || c >= 0xcc && c <= 0xcf},
-			"array": {readArray, c>>4 == 9 || c == 0xdc || c == 0xdd},
-			"str":   {readStrHeader, c>>5 == 5 || c >= 0xd9 && c <= 0xdb},
-			"bin":   {readBinHeader, c >= 0xc4 && c <= 0xc6},
+			"array": {arrayHeader.strict, c>>4 == 9 || c == 0xdc || c == 0xdd},
+			"str":   {strHeader.strict, c>>5 == 5 || c >= 0xd9 && c <= 0xdb},
+			"bin":   {binHeader.strict, c >= 0xc4 && c <= 0xc6},
 		} {
 			if _, n := v.read(b); (n > 0) != v.want {
 				t.Errorf("0x%02x is taken for %s: %v, want %v", c, name, n > 0, v.want)
@@ -128,3 +128,6 @@ func TestUnhex(t *testing.T) {
 		}
 	}
 }
+
+// strict reads a length in its shortest form.
+func (h *header) strict(b []byte) (v uint64, n int) { return h.read(b, false) }

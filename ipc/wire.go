@@ -7,14 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// wire reads or writes one message. Each message has one walk over its fields for both directions,
-// so that the two cannot differ in order or limits. The first error stops it: later steps do
-// nothing. Writing never changes the message, so several goroutines may encode one message.
+// wire reads or writes one message. One walk over its fields serves both directions, so the two
+// cannot differ in order or limits. The first error stops it: later steps do nothing. Writing never
+// changes the message, so several goroutines may encode one message.
 type wire struct {
 	decoding bool
 	version  uint32
 	buf      []byte // decoding: what is left to read; encoding: what is written, after the caller's bytes
-	count    int    // decoding: fields of the message, its number included
 	message  string
 	list     string // decoding or encoding an element of this list
 	index    int
@@ -115,7 +114,7 @@ func (w *wire) bin(field string, p *[]byte, least, most int) {
 		}
 		return
 	}
-	v, n := readBinHeader(w.buf)
+	v, n := binHeader.read(w.buf, false)
 	if !w.take(field, "a bin", n) {
 		return
 	}
@@ -146,7 +145,7 @@ func (w *wire) str(field string, p *string, least, most int) {
 		w.appendStr(field, *p, least, most)
 		return
 	}
-	v, n := readStrHeader(w.buf)
+	v, n := strHeader.read(w.buf, false)
 	if !w.take(field, "a str", n) {
 		return
 	}
@@ -173,22 +172,17 @@ func (w *wire) appendStr(field, s string, least, most int) {
 	w.buf = appendStr(w.buf, s)
 }
 
-// text reads or writes an explanation for people; a text that is too long is truncated when
-// written.
-func (w *wire) text(p *string) {
-	if w.decoding {
-		w.str("text", p, 0, MaxText)
-		return
+// cutText returns an explanation for people as it is written: UTF-8 of at most MaxText bytes.
+func cutText(text string) string {
+	s := strings.ToValidUTF8(text, "?")
+	if len(s) <= MaxText {
+		return s
 	}
-	s := strings.ToValidUTF8(*p, "?")
-	if len(s) > MaxText {
-		end := MaxText
-		for !utf8.RuneStart(s[end]) {
-			end--
-		}
-		s = s[:end]
+	end := MaxText
+	for !utf8.RuneStart(s[end]) {
+		end--
 	}
-	w.appendStr("text", s, 0, MaxText)
+	return s[:end]
 }
 
 // array reads or writes the header of an array of least to most elements; size is how many the
@@ -200,7 +194,7 @@ func (w *wire) array(field string, size, least, most int) int {
 	v := uint64(size)
 	if w.decoding {
 		var n int
-		v, n = readArray(w.buf)
+		v, n = arrayHeader.read(w.buf, false)
 		if !w.take(field, "an array", n) {
 			return 0
 		}
@@ -212,42 +206,17 @@ func (w *wire) array(field string, size, least, most int) int {
 	return n
 }
 
-// list reads or writes an array of up to most elements, each of at least elemBytes: a header that
-// announces more than the frame can hold allocates nothing.
-func list[T any](w *wire, field string, p *[]T, least, most, elemBytes int) {
-	n := w.array(field, len(*p), least, most)
-	if w.err != nil || !w.decoding || n == 0 {
-		return
+// elements reads or writes the header of a list, whose elements have at least elemBytes each: one
+// that announces more than the frame can hold is refused before anything is allocated.
+func (w *wire) elements(f *field, size, elemBytes int) int {
+	n := w.array(f.name, size, int(f.least), int(f.most))
+	if w.decoding && w.err == nil && n*elemBytes > len(w.buf) {
+		w.fail(ReasonMsgpack, f.name, "%d elements, only %d bytes left in the message", n, len(w.buf))
 	}
-	if n*elemBytes > len(w.buf) {
-		w.fail(ReasonMsgpack, field, "%d elements, only %d bytes left in the message", n, len(w.buf))
-		return
+	if w.err != nil {
+		return 0
 	}
-	*p = make([]T, n)
-}
-
-// elem enters element i of the list, for the paths of errors; fields is how many it has, 0 for a
-// plain value.
-func (w *wire) elem(list string, i, fields int) {
-	w.list, w.index = list, i
-	if fields > 0 {
-		w.array("", fields, fields, fields)
-	}
-}
-
-// leave leaves the element that elem entered.
-func (w *wire) leave() { w.list = "" }
-
-// begin starts a message with the given number of fields, including its own number.
-func (w *wire) begin(typ uint8, fields int) {
-	w.message = messages[typ].name
-	if w.decoding {
-		if w.count != fields {
-			w.fail(ReasonFields, "", "%d fields, version %d has %d", w.count, w.version, fields)
-		}
-		return
-	}
-	w.buf = appendUint(appendArray(w.buf, fields), uint64(typ))
+	return n
 }
 
 // Errors to branch on. The cause of a connection's end wraps one of them, io.EOF or the system's

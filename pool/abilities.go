@@ -72,10 +72,10 @@ type Tiers interface {
 	// Shared reports whether there is a shared tier that can be asked, or that may be soon: one
 	// that has not answered for a moment is worth a short wait.
 	Shared() bool
-	// Settle calls then once, from any goroutine and possibly before it returns, when none of refs
-	// is an open promise: each entry is pinned in memory, or it failed to arrive and Acquire will
-	// return Missing. It does not retain refs. cancel guarantees that then is not called
-	// afterwards, and reports whether it prevented the call.
+	// Settle calls then once, from another goroutine, when no ref is an open promise any more: each
+	// entry is pinned in memory, or it failed to arrive and Acquire will return Missing. It does
+	// not retain refs. cancel guarantees that then is not called afterwards, and reports
+	// whether it prevented the call. It is nil if none is an open promise: then is not called.
 	Settle(refs []Ref, then func()) (cancel func() bool)
 	// Hint unpins like Unpin, but the promised blocks are still fetched if there is room: they came
 	// from a probe, which the client will repeat.

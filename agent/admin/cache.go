@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -124,7 +123,6 @@ func (s *Server) cacheRemove(rw http.ResponseWriter, r *http.Request) {
 // Limits of one request about a tier's contents. Listing also ends after half of Options.Limit, and
 // removing after seven eighths.
 const (
-	MaxTierBlocks  = 10_000  // shards named in one answer
 	maxTierSpaces  = 10_000  // spaces counted in one answer
 	maxTierRemoved = 100_000 // shards removed by one request
 	removedAtOnce  = 1024    // by one call of the store
@@ -135,7 +133,6 @@ const (
 type CacheTier struct {
 	Tier     string           `json:"tier"`
 	Spaces   []CacheTierSpace `json:"spaces"`
-	Blocks   []CacheTierBlock `json:"blocks"`   // the page selected by skip and blocks
 	Complete bool             `json:"complete"` // false: it holds more than was counted within the limits
 }
 
@@ -149,19 +146,9 @@ type CacheTierSpace struct {
 	Bytes  int64  `json:"bytes"`
 }
 
-// CacheTierBlock is one shard of a block.
-type CacheTierBlock struct {
-	Space string `json:"space"`
-	Group uint8  `json:"group"`
-	Shard uint8  `json:"shard"`
-	Hash  string `json:"hash"` // hex
-	Bytes int64  `json:"bytes"`
-}
-
 // CacheTierRemoved is the result of /cache/tier/rm.
 type CacheTierRemoved struct {
 	Tier     string `json:"tier"`
-	Dry      bool   `json:"dry"` // nothing was removed
 	Shards   int64  `json:"shards"`
 	Bytes    int64  `json:"bytes"`
 	Complete bool   `json:"complete"` // false: it holds more that the filter picks, and the request may be repeated
@@ -174,47 +161,15 @@ const markersModel = "(markers of resets)"
 type tierRequest struct {
 	tier   string
 	filter cacheFilter
-	blocks int  // named at most
-	skip   int  // shards skipped before
-	dry    bool // a removal only counts
 }
 
 func parseTierRequest(query url.Values) (q tierRequest, err error) {
-	rest := url.Values{}
-	for key, values := range query {
-		value := values[len(values)-1]
-		switch key {
-		case "tier":
-			q.tier = value
-		case "blocks":
-			q.blocks, err = countIn(key, value, MaxTierBlocks)
-		case "skip":
-			q.skip, err = countIn(key, value, 1<<31)
-		case "dry":
-			q.dry = value == "1"
-			if !q.dry {
-				err = fmt.Errorf("dry: %q, allowed: 1", value)
-			}
-		default:
-			rest[key] = values
-		}
-		if err != nil {
-			return q, err
-		}
-	}
-	if q.tier == "" {
+	if q.tier = query.Get("tier"); q.tier == "" {
 		return q, errors.New("tier: not given, allowed: the name of a tier in /cache")
 	}
-	q.filter, err = parseFilter(rest)
+	query.Del("tier")
+	q.filter, err = parseFilter(query)
 	return q, err
-}
-
-func countIn(key, value string, high int) (int, error) {
-	n, err := strconv.Atoi(value)
-	if err != nil || n < 0 || n > high {
-		return 0, fmt.Errorf("%s: %q, allowed: 0 to %d", key, value, high)
-	}
-	return n, nil
 }
 
 // tierView lists one tier, with the names of the spaces that this agent knows.
@@ -280,17 +235,12 @@ func (v *tierView) each(ctx context.Context,
 	return complete && ctx.Err() == nil, err
 }
 
-// list counts, and names blocks.
+// list counts what the filter picks.
 func (v *tierView) list(ctx context.Context) (out CacheTier, err error) {
-	out = CacheTier{Tier: v.request.tier, Spaces: []CacheTierSpace{}, Blocks: []CacheTierBlock{}}
-	skip := v.request.skip
-	out.Complete, err = v.each(ctx, func(s *CacheTierSpace, k *pool.Key, bytes int64) bool {
+	out = CacheTier{Tier: v.request.tier, Spaces: []CacheTierSpace{}}
+	out.Complete, err = v.each(ctx, func(s *CacheTierSpace, _ *pool.Key, bytes int64) bool {
 		s.Shards++
 		s.Bytes += bytes
-		if skip--; skip < 0 && len(out.Blocks) < v.request.blocks {
-			out.Blocks = append(out.Blocks,
-				CacheTierBlock{s.Space, k.Group, k.Shard, hex.EncodeToString(k.Hash.Bytes[:k.Hash.Len]), bytes})
-		}
 		return true
 	})
 	for _, s := range v.picked {
@@ -304,17 +254,12 @@ func (v *tierView) list(ctx context.Context) (out CacheTier, err error) {
 	return out, err
 }
 
-// remove removes what the filter picks, or only counts it.
+// remove removes what the filter picks.
 func (v *tierView) remove(ctx context.Context) (out CacheTierRemoved, err error) {
-	out = CacheTierRemoved{Tier: v.request.tier, Dry: v.request.dry}
+	out.Tier = v.request.tier
 	var keys []pool.Key
 	var sizes []int64
 	out.Complete, err = v.each(ctx, func(_ *CacheTierSpace, k *pool.Key, bytes int64) bool {
-		if out.Dry {
-			out.Shards++
-			out.Bytes += bytes
-			return true
-		}
 		if len(keys) == maxTierRemoved {
 			return false
 		}
@@ -345,13 +290,13 @@ func statusOf(err error) int {
 	return http.StatusInternalServerError
 }
 
-// cacheTier serves GET /cache/tier?tier=&space=&model=&tenant=&blocks=&skip=.
+// cacheTier serves GET /cache/tier?tier=&space=&model=&tenant=.
 func (s *Server) cacheTier(rw http.ResponseWriter, r *http.Request) {
 	s.serveTier(rw, r, func(ctx context.Context, v *tierView) (any, error) { return v.list(ctx) })
 }
 
-// cacheTierRemove serves POST /cache/tier/rm?tier=&space=&model=&tenant=&dry=1; at least one of the
-// filter must be given.
+// cacheTierRemove serves POST /cache/tier/rm?tier=&space=&model=&tenant=; at least one of the last
+// three must be given.
 func (s *Server) cacheTierRemove(rw http.ResponseWriter, r *http.Request) {
 	s.serveTier(rw, r, func(ctx context.Context, v *tierView) (any, error) {
 		if v.request.filter == (cacheFilter{}) {

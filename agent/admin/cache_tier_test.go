@@ -56,21 +56,15 @@ func TestTierIsListed(t *testing.T) {
 		shelf    shelf
 		question tierRequest
 		shards   []int64
-		first    string // hash of the first that is named
-		named    int
 		complete bool
 	}{
-		"all":       {shelf{n: 30}, tierRequest{}, []int64{20, 10}, "", 0, true},
-		"one page":  {shelf{n: 30}, tierRequest{blocks: 7, skip: 5}, []int64{20, 10}, "00000005", 7, true},
-		"last page": {shelf{n: 30}, tierRequest{blocks: 7, skip: 28}, []int64{20, 10}, "0000001c", 2, true},
-		"by model": {shelf{n: 30}, tierRequest{filter: cacheFilter{model: "m"}, blocks: 1}, []int64{20}, "00000001",
-			1, true},
-		"by a name": {shelf{n: 30}, tierRequest{filter: cacheFilter{space: "02"}, blocks: 1}, []int64{10}, "00000000",
-			1, true},
-		"that hangs": {shelf{n: 30, hangs: true}, tierRequest{}, []int64{20, 10}, "", 0, false},
+		"all":        {shelf{n: 30}, tierRequest{}, []int64{20, 10}, true},
+		"by model":   {shelf{n: 30}, tierRequest{filter: cacheFilter{model: "m"}}, []int64{20}, true},
+		"by a name":  {shelf{n: 30}, tierRequest{filter: cacheFilter{space: "02"}}, []int64{10}, true},
+		"that hangs": {shelf{n: 30, hangs: true}, tierRequest{}, []int64{20, 10}, false},
 	} {
 		out, err := viewShelf(&c.shelf, c.question).list(t.Context())
-		if err != nil || out.Complete != c.complete || len(out.Spaces) != len(c.shards) || len(out.Blocks) != c.named {
+		if err != nil || out.Complete != c.complete || len(out.Spaces) != len(c.shards) {
 			t.Errorf("%s: %+v, %v", name, out, err)
 			continue
 		}
@@ -79,23 +73,14 @@ func TestTierIsListed(t *testing.T) {
 				t.Errorf("%s: space %d is %+v, want %d shards", name, i, s, n)
 			}
 		}
-		if c.named > 0 && out.Blocks[0].Hash != c.first {
-			t.Errorf("%s: the first is %+v, want %s", name, out.Blocks[0], c.first)
-		}
 	}
 }
 
 func TestTierIsEmptiedInPieces(t *testing.T) {
 	s := &shelf{n: 3*maxTierRemoved/2 + 30_000}
-	q := tierRequest{filter: cacheFilter{model: "m"}, dry: true}
-	v := viewShelf(s, q)
+	v := viewShelf(s, tierRequest{filter: cacheFilter{model: "m"}})
 	v.within = time.Minute
 	out, err := v.remove(t.Context())
-	if err != nil || !out.Complete || out.Shards != maxTierRemoved+20_000 || s.deleted != 0 {
-		t.Errorf("dry: %+v, %v, %d deleted", out, err, s.deleted)
-	}
-	v.request.dry = false
-	out, err = v.remove(t.Context())
 	if err != nil || out.Complete || out.Shards != maxTierRemoved || s.deleted != maxTierRemoved {
 		t.Errorf("%+v, %v, %d deleted", out, err, s.deleted)
 	}
@@ -109,13 +94,10 @@ func TestTierIsEmptiedInPieces(t *testing.T) {
 
 func TestTierQuestions(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                          "tier: not given",
-		"tier=disk&blocks=10001":    `blocks: "10001", allowed: 0 to 10000`,
-		"tier=disk&skip=-1":         `skip: "-1", allowed: 0 to`,
-		"tier=disk&dry=yes":         `dry: "yes", allowed: 1`,
-		"tier=disk&space=x":         "hex digits",
-		"tier=disk&colour=red":      "colour: unknown",
-		"tier=disk&blocks=5&skip=6": "",
+		"":                     "tier: not given",
+		"tier=disk&space=x":    "hex digits",
+		"tier=disk&colour=red": "colour: unknown",
+		"tier=disk&model=m":    "",
 	} {
 		values, err := url.ParseQuery(text)
 		check(t, err)

@@ -29,21 +29,13 @@ type Guests struct {
 // Status returns the current contents of /status.
 func (v *View) Status() Status { return Status{v.agent.Status(), v.source.Guests()} }
 
-// Peers is what an agent knows of those of other nodes.
-type Peers struct {
-	Address string // where other agents reach this one; empty: they cannot
-	Client  peer.ClientStats
-	Server  peer.ServerStats
-	Reads   Reads
-}
-
 // Reads are one-sided reads of other agents' memory.
 type Reads struct {
 	Protocol string // empty: none were configured
 	Reason   error  // why there are none now; nil: there are
 }
 
-// PeersStatus is Peers in JSON and metrics.
+// PeersStatus is what an agent knows of those of other nodes.
 type PeersStatus struct {
 	Address string `json:"address"`
 
@@ -76,11 +68,10 @@ type ReadsStatus struct {
 	Pinned   int64  `json:"pinned_bytes"`                            // for reads of others, now
 }
 
-// Status returns the state and the counters.
-func (p *Peers) Status() *PeersStatus {
-	c, s := &p.Client, &p.Server
+// NewPeersStatus makes it of what both sides count. Address is not set.
+func NewPeersStatus(c *peer.ClientStats, s *peer.ServerStats, r Reads) *PeersStatus {
 	out := &PeersStatus{
-		Address: p.Address, Blocks: c.Blocks, Bytes: c.Bytes, Ended: map[string]uint64{}, Failed: map[string]uint64{},
+		Blocks: c.Blocks, Bytes: c.Bytes, Ended: map[string]uint64{}, Failed: map[string]uint64{},
 		Fetched: c.Peers, Connections: s.Connections, Unauthenticated: s.Unauthenticated,
 		Subscriptions: s.Subscriptions, BlocksSent: s.Blocks, BytesSent: s.Bytes, Sent: s.Peers,
 	}
@@ -92,19 +83,15 @@ func (p *Peers) Status() *PeersStatus {
 	for reason, n := range c.Failed {
 		out.Failed[peer.Reason(reason).String()] = n
 	}
-	if p.Reads.Protocol != "" {
-		out.Reads = p.readsStatus()
+	if r.Protocol == "" {
+		return out
 	}
-	return out
-}
-
-func (p *Peers) readsStatus() *ReadsStatus {
-	out := &ReadsStatus{
-		Protocol: p.Reads.Protocol, State: "up", Up: p.Reads.Reason == nil, Blocks: p.Client.Read,
-		Bytes: p.Client.ReadBytes, Failed: p.Client.ReadsFailed, Placed: p.Server.Placed, Pinned: p.Server.Pinned,
+	out.Reads = &ReadsStatus{
+		Protocol: r.Protocol, State: "up", Up: r.Reason == nil, Blocks: c.Read, Bytes: c.ReadBytes,
+		Failed: c.ReadsFailed, Placed: s.Placed, Pinned: s.Pinned,
 	}
-	if p.Reads.Reason != nil {
-		out.State, out.Error = "down", p.Reads.Reason.Error()
+	if r.Reason != nil {
+		out.Reads.State, out.Reads.Error = "down", r.Reason.Error()
 	}
 	return out
 }

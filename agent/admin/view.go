@@ -5,7 +5,9 @@ package admin
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/kvagent/kvagent/agent/hints"
@@ -121,11 +123,13 @@ func (s *Server) explain(rw http.ResponseWriter, r *http.Request) {
 	case query.Has("block"):
 		out, err = world.Block(query.Get("block"))
 	case query.Has("last"):
-		var n int
-		if n, err = countIn("last", query.Get("last"), MaxRecent); err == nil {
-			hints := s.view.source.Hints.Receipts()
-			out = Recent{Recent: world.Recent(n), Hints: hints[:min(n, len(hints))]}
+		n, bad := strconv.ParseUint(query.Get("last"), 10, 31)
+		if bad != nil || n > MaxRecent {
+			err = fmt.Errorf("last: %q, allowed: 0 to %d", query.Get("last"), MaxRecent)
+			break
 		}
+		hints := s.view.source.Hints.Receipts()
+		out = Recent{Recent: world.Recent(int(n)), Hints: hints[:min(int(n), len(hints))]}
 	default:
 		err = errors.New("request, block, last: none is given, allowed: one of them")
 	}

@@ -14,13 +14,13 @@ const thisModule = "github.com/kvagent/kvagent/"
 // sessionPackages are packages without state shared by sessions: messages, hash chains, rules,
 // counters, registrations.
 var sessionPackages = []string{
-	"agent/admin", "agent/registration", "ipc", "lookup", "pool",
+	"agent/report", "agent/registration", "ipc", "lookup", "pool",
 }
 
 // sessionReceivers are the types of package agent whose values belong to one session, or to one
 // look-up socket and its current request. A function without a receiver holds nothing.
 var sessionReceivers = []string{
-	"(*session)", "(*heldLoad)", "(*heldLoads)", "(*settling)", "(*seat)", "(*lookupSock)", "(*outbox)", "(*jobTable)",
+	"(*session)", "(*heldLoad)", "(*heldLoads)", "(*seat)", "(*lookupSock)", "(*outbox)", "(*jobTable)",
 }
 
 // holdsShared are the methods of those types that hold a shared resource while they run: a

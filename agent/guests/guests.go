@@ -63,7 +63,7 @@ type Peers struct {
 	// Deliver tells another agent, without waiting, that a transfer was delivered; nil: none is
 	// told.
 	Deliver func(peer string, space pool.Fingerprint, name string)
-	Report  func() admin.Peers // nil: an agent on its own
+	Report  func() *admin.PeersStatus // nil: an agent on its own
 	// Leave ends all fetches, and waits for no other agent; nil: there are none.
 	Leave func() error
 	// Stop ends the service to other agents before a successor may start; nil: there is none.
@@ -165,13 +165,9 @@ func (g *Guests) Status() admin.Status { return g.view.Status() }
 // Report returns what the guests tell of themselves.
 func (g *Guests) Report() admin.Guests {
 	out := admin.Guests{Hints: g.hints.Report(), Events: g.events.Report(), Transfers: g.transfers.Report()}
-	if p := &g.o.Peers; p.Report != nil || p.Address != "" {
-		peers := admin.Peers{}
-		if p.Report != nil {
-			peers = p.Report()
-		}
-		peers.Address = p.Address
-		out.Peers = peers.Status()
+	if p := &g.o.Peers; p.Report != nil {
+		out.Peers = p.Report()
+		out.Peers.Address = p.Address
 	}
 	return out
 }

@@ -40,8 +40,6 @@ type Lease struct {
 	owner      *Holder
 	submitted  bool
 	prev, next *Lease // in Ledger.idle, or next in Ledger.free
-	hprev      *Lease // in Holder.first
-	hnext      *Lease
 }
 
 // Account counts an engine's leased bytes. The ledger owns it.
@@ -53,7 +51,6 @@ type Account struct {
 // Holder is a session that may hold leases. The ledger owns it.
 type Holder struct {
 	acct   *Account
-	first  *Lease
 	closed bool
 }
 
@@ -132,16 +129,15 @@ func (l *Ledger) Add(h *Holder, e *Lease, bytes int64) (uint64, AddResult) {
 	e.number, e.bytes, e.owner = l.serial, bytes, h
 	l.open[e.number] = e
 	l.idle.push(e)
-	h.push(e)
 	h.acct.used += bytes
 	h.acct.count++
 	l.bytes += bytes
 	return e.number, Added
 }
 
-// Settle calls then when none of the lease's promises is open any more. If the number is not open,
-// or is another engine's, it calls then at once, maybe before it returns. forget is that of
-// pool.Tiers. l.mu is held during the call of the pool, so that the lease's refs stay valid.
+// Settle calls then when none of the lease's promises is open any more. forget is that of
+// pool.Tiers: nil if none is open, or the number is not open, or another engine's. l.mu is held
+// during the call of the pool, so that the lease's refs stay valid.
 func (l *Ledger) Settle(a *Account, number uint64, then func()) (forget func() bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -155,51 +151,49 @@ func (l *Ledger) Settle(a *Account, number uint64, then func()) (forget func() b
 // Release ends leases by their serial numbers. Numbers that are not open, or are another engine's,
 // are ignored: a lease may have been revoked, or ended with its session. It returns how many it
 // ended.
-func (l *Ledger) Release(a *Account, numbers []uint64) int {
-	n := 0
+func (l *Ledger) Release(a *Account, numbers []uint64) (ended int) {
 	for _, number := range numbers {
-		l.mu.Lock()
-		e := l.open[number]
-		if e != nil && e.owner.acct == a {
-			l.strikeLocked(e)
-		} else {
-			e = nil
-		}
-		l.mu.Unlock()
-		if e != nil {
+		if e := l.strike(number, a); e != nil {
 			l.GiveBack(e)
-			n++
+			ended++
 		}
 	}
-	return n
+	return ended
 }
 
 // TakeBack ends a lease whose number was not delivered.
 func (l *Ledger) TakeBack(number uint64) {
-	l.mu.Lock()
-	e := l.open[number]
-	if e != nil {
-		l.strikeLocked(e)
-	}
-	l.mu.Unlock()
-	if e != nil {
+	if e := l.strike(number, nil); e != nil {
 		l.GiveBack(e)
 	}
 }
 
+// strike removes a lease of an account, or, if that is nil, of any, and returns it; nil: it is not
+// open.
+func (l *Ledger) strike(number uint64, a *Account) *Lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.open[number]
+	if e == nil || a != nil && e.owner.acct != a {
+		return nil
+	}
+	l.strikeLocked(e)
+	return e
+}
+
 // CloseHolder ends all leases of a session and refuses further ones.
 func (l *Ledger) CloseHolder(h *Holder) {
-	for {
-		l.mu.Lock()
-		h.closed = true
-		e := h.first
-		if e != nil {
+	var ended []*Lease
+	l.mu.Lock()
+	h.closed = true
+	for _, e := range l.open {
+		if e.owner == h {
 			l.strikeLocked(e)
+			ended = append(ended, e)
 		}
-		l.mu.Unlock()
-		if e == nil {
-			return
-		}
+	}
+	l.mu.Unlock()
+	for _, e := range ended {
 		l.GiveBack(e)
 	}
 }
@@ -216,26 +210,6 @@ func (l *Ledger) Usage(a *Account) (count int, bytes, cap int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return a.count, a.used, a.cap
-}
-
-func (h *Holder) push(e *Lease) {
-	e.hprev, e.hnext = nil, h.first
-	if h.first != nil {
-		h.first.hprev = e
-	}
-	h.first = e
-}
-
-func (h *Holder) remove(e *Lease) {
-	if e.hprev == nil {
-		h.first = e.hnext
-	} else {
-		e.hprev.hnext = e.hnext
-	}
-	if e.hnext != nil {
-		e.hnext.hprev = e.hprev
-	}
-	e.hprev, e.hnext = nil, nil
 }
 
 // Submit marks a lease as named by a LOAD of the same engine, so that it is not revoked from now
@@ -283,7 +257,6 @@ func (l *Ledger) strikeLocked(e *Lease) {
 	if !e.submitted {
 		l.idle.remove(e)
 	}
-	e.owner.remove(e)
 	e.owner.acct.used -= e.bytes
 	e.owner.acct.count--
 	l.bytes -= e.bytes

@@ -81,6 +81,10 @@ func (r *Raiser) some(ctx context.Context, s pool.SpaceID, group uint8, h pool.H
 	defer r.Index.Unpin(refs)
 	there := make(chan struct{})
 	forget := r.Tiers.Settle(refs, func() { close(there) })
+	if forget == nil {
+		close(there)
+		forget = func() bool { return false }
+	}
 	select {
 	case <-there:
 		r.Committed(s)

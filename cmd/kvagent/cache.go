@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net/url"
-	"strconv"
 	"text/tabwriter"
 	"time"
 
@@ -24,9 +22,8 @@ func cacheCommand() *cobra.Command {
 		Short: "Show what a running agent has stored, and remove it",
 		Example: `  kvagent cache ls --model meta-llama/Llama-3.1-8B
   kvagent cache ls --tier disk
-  kvagent cache ls --tier disk --space 6f1c --blocks 20
   kvagent cache rm --tenant acme
-  kvagent cache rm --tier disk --tenant acme --dry-run`,
+  kvagent cache rm --tier disk --tenant acme`,
 	}
 	cmd.AddCommand(cacheListCommand(), cacheRemoveCommand())
 	return cmd
@@ -69,31 +66,21 @@ All tiers but Mooncake can be listed.`
 
 func cacheListCommand() *cobra.Command {
 	var f spaceFilter
-	blocks, skip := 0, 0
 	cmd := askCommand(&cobra.Command{
 		Use: "ls", Short: "List the spaces an agent knows, or what a tier holds", Long: cacheListHelp,
 	}, func(a *ask, _ []string) error {
 		q := f.query()
 		if !q.Has("tier") {
-			if a.Flags().Changed("blocks") || a.Flags().Changed("skip") {
-				return settings.Invalid(errors.New("blocks, skip: allowed with --tier"))
-			}
 			body, err := a.Get(a.Context(), "/cache?"+q.Encode())
 			return show(a, body, err, func(out io.Writer, st *admin.CacheStatus) error {
 				return printSpaces(out, st.Spaces)
 			})
 		}
-		q.Set("blocks", strconv.Itoa(blocks))
-		q.Set("skip", strconv.Itoa(skip))
 		a.Within(tierTimeout)
 		body, err := a.Get(a.Context(), "/cache/tier?"+q.Encode())
-		return show(a, body, err, func(out io.Writer, held *admin.CacheTier) error {
-			return printTier(out, held, skip)
-		})
+		return show(a, body, err, printTier)
 	})
 	f.addFlags(cmd, "list the contents of this tier; memory is the pool")
-	cmd.Flags().Var(settings.Count(&blocks, 0, admin.MaxTierBlocks), "blocks", "also list this many shards")
-	cmd.Flags().Var(settings.Count(&skip, 0, math.MaxInt32), "skip", "skip this many shards before those")
 	return cmd
 }
 
@@ -123,7 +110,6 @@ All tiers but Mooncake can do that.`
 
 func cacheRemoveCommand() *cobra.Command {
 	var f spaceFilter
-	dry := false
 	cmd := askCommand(&cobra.Command{
 		Use: "rm", Short: "Remove what is stored of some spaces", Long: cacheRemoveHelp,
 	}, func(a *ask, _ []string) error {
@@ -134,13 +120,7 @@ func cacheRemoveCommand() *cobra.Command {
 			return settings.Invalid(errors.New("tier: memory, allowed: a tier below it; without --tier, memory " +
 				"and all tiers are reset"))
 		case f.tier != "":
-			return removeFromTier(a, &f, dry)
-		case dry:
-			body, err := a.Get(a.Context(), "/cache?"+f.query().Encode())
-			return show(a, body, err, func(out io.Writer, st *admin.CacheStatus) error {
-				fmt.Fprintf(out, "would remove what is stored of %d spaces\n", len(st.Spaces))
-				return printSpaces(out, st.Spaces)
-			})
+			return removeFromTier(a, &f)
 		}
 		body, err := a.Post(a.Context(), "/cache/rm?"+f.query().Encode(), nil)
 		return show(a, body, err, func(out io.Writer, removed *admin.Removed) error {
@@ -149,7 +129,6 @@ func cacheRemoveCommand() *cobra.Command {
 		})
 	})
 	f.addFlags(cmd, "delete only what this tier holds")
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "only say what would be removed")
 	return cmd
 }
 
@@ -157,29 +136,17 @@ func cacheRemoveCommand() *cobra.Command {
 // may remove.
 const tierTimeout = 15 * time.Second
 
-func printTier(out io.Writer, held *admin.CacheTier, skip int) error {
+func printTier(out io.Writer, held *admin.CacheTier) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SPACE\tMODEL\tTENANT\tSHARDS\tBYTES")
-	var all int64
 	for i := range held.Spaces {
 		s := &held.Spaces[i]
 		model := s.Model
 		if !s.Known {
 			model = "(not known here)"
 		}
-		all += s.Shards
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Space, model, s.Tenant, settings.Thousands(int(s.Shards)),
 			settings.HumanSize(s.Bytes))
-	}
-	if len(held.Blocks) > 0 {
-		fmt.Fprintln(t, "\nSPACE\tGROUP\tSHARD\tBYTES\tHASH")
-		for i := range held.Blocks {
-			b := &held.Blocks[i]
-			fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\n", b.Space, b.Group, b.Shard, b.Bytes, b.Hash)
-		}
-		if next := skip + len(held.Blocks); int64(next) < all {
-			fmt.Fprintf(t, "more: --skip %d\n", next)
-		}
 	}
 	if !held.Complete {
 		fmt.Fprintln(t, "cut: the tier holds more than was read in the time there is")
@@ -189,13 +156,10 @@ func printTier(out io.Writer, held *admin.CacheTier, skip int) error {
 
 // removeFromTier repeats the request until nothing is left, because one request removes a bounded
 // number.
-func removeFromTier(a *ask, f *spaceFilter, dry bool) error {
+func removeFromTier(a *ask, f *spaceFilter) error {
 	q := f.query()
-	if dry {
-		q.Set("dry", "1")
-	}
 	a.Within(tierTimeout)
-	all := admin.CacheTierRemoved{Tier: f.tier, Dry: dry}
+	all := admin.CacheTierRemoved{Tier: f.tier}
 	for more := true; more; {
 		body, err := a.Post(a.Context(), "/cache/tier/rm?"+q.Encode(), nil)
 		var some admin.CacheTierRemoved
@@ -206,21 +170,18 @@ func removeFromTier(a *ask, f *spaceFilter, dry bool) error {
 			return fmt.Errorf("rm: %w", err)
 		}
 		all.Shards, all.Bytes, all.Complete = all.Shards+some.Shards, all.Bytes+some.Bytes, some.Complete
-		more = !some.Complete && !some.Dry && some.Shards > 0
+		more = !some.Complete && some.Shards > 0
 	}
 	body, err := json.Marshal(&all)
 	return show(a, append(body, '\n'), err, printTierRemoved)
 }
 
 func printTierRemoved(out io.Writer, r *admin.CacheTierRemoved) error {
-	did, cut := "removed", ""
-	if r.Dry {
-		did = "would remove"
-	}
+	cut := ""
 	if !r.Complete {
 		cut = ", and there are more"
 	}
-	_, err := fmt.Fprintf(out, "%s %s shards of %s from %s%s\n", did, settings.Thousands(int(r.Shards)),
+	_, err := fmt.Fprintf(out, "removed %s shards of %s from %s%s\n", settings.Thousands(int(r.Shards)),
 		settings.HumanSize(r.Bytes), r.Tier, cut)
 	return err
 }

@@ -136,68 +136,36 @@ Another program, kvbench, tests the agent without a GPU: mock engines, a recorde
 // version and commit may be set by the linker; by default they are the module's and the checkout's.
 var version, commit string
 
-// buildInfo describes the binary's build.
-type buildInfo struct {
-	Version     string `json:"version"`
-	Commit      string `json:"commit"`
-	Modified    bool   `json:"modified"` // built from a changed checkout
-	Go          string `json:"go"`
-	Platform    string `json:"platform"`
-	ProtocolMin int    `json:"protocol_min"`
-	ProtocolMax int    `json:"protocol_max"`
-}
-
-func readBuildInfo() (b buildInfo) {
-	b = buildInfo{
-		Version: version, Commit: commit, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
-		ProtocolMin: ipc.MinVersion, ProtocolMax: ipc.Version,
-	}
-	defer func() { b.Commit = cmp.Or(b.Commit, "unknown") }()
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return b
-	}
-	if b.Version == "" {
-		b.Version = info.Main.Version
-	}
-	for _, s := range info.Settings {
-		switch s.Key {
-		case "vcs.revision":
-			b.Commit = cmp.Or(b.Commit, s.Value)
-		case "vcs.modified":
-			b.Modified = s.Value == "true"
+// build returns the version and the commit of this binary.
+func build() (v, revision string) {
+	v, revision = version, commit
+	modified := ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		v = cmp.Or(v, info.Main.Version)
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "vcs.revision":
+				revision = cmp.Or(revision, s.Value)
+			case s.Key == "vcs.modified" && s.Value == "true":
+				modified = ", with changes"
+			}
 		}
 	}
-	return b
+	return v, cmp.Or(revision, "unknown") + modified
 }
 
 func versionCommand() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
+	return &cobra.Command{
 		Use:   "version",
 		Short: "Show the version of this build",
 		Args:  settings.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printVersion(cmd.OutOrStdout(), readBuildInfo(), asJSON)
+			v, revision := build()
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "kvagent %s (commit %s), %s %s/%s, session protocol %d to %d\n", v,
+				revision, runtime.Version(), runtime.GOOS, runtime.GOARCH, ipc.MinVersion, ipc.Version)
+			return err
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	return cmd
-}
-
-func printVersion(out io.Writer, b buildInfo, asJSON bool) error {
-	if asJSON {
-		e := json.NewEncoder(out)
-		e.SetIndent("", "  ")
-		return e.Encode(b)
-	}
-	modified := ""
-	if b.Modified {
-		modified = ", with changes"
-	}
-	_, err := fmt.Fprintf(out, "kvagent %s (commit %s%s), %s %s, session protocol %d to %d\n",
-		b.Version, b.Commit, modified, b.Go, b.Platform, b.ProtocolMin, b.ProtocolMax)
-	return err
 }
 
 // checks are the arguments of check, with the paths of admin.sock that answer them.

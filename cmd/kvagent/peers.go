@@ -180,10 +180,13 @@ func openPeers(s *serveSettings, p *dram.Pool, stack pool.Memory, part *guests.P
 	}
 	part.Fetch, part.Deliver = out.peering.Fetch, out.peering.Deliver
 	part.Leave, part.Stop = out.peering.Close, out.stop
-	part.Report = func() (r admin.Peers) {
-		r.Client, r.Server = out.peering.Stats()
-		r.Reads = reportReads(&s.peers, out.reads)
-		return r
+	part.Report = func() *admin.PeersStatus {
+		reads := admin.Reads{Protocol: s.peers.rdma.protocol}
+		if out.reads != nil {
+			_, reads.Reason = out.reads.Exposed()
+		}
+		client, server := out.peering.Stats()
+		return admin.NewPeersStatus(&client, &server, reads)
 	}
 	return out, nil
 }
@@ -284,9 +287,12 @@ const pinWithin = 5 * time.Minute
 func openReads(s *peerSettings, address string, p *dram.Pool, log *zap.Logger) (*mooncake.Reads, error) {
 	r := &s.rdma
 	host := r.host
+	if host == "" { // the name by which other nodes reach this one
+		host, _, _ = net.SplitHostPort(address) // empty: the host's own
+	}
 	if host == "" {
 		var err error
-		if host, err = s.rdmaHost(address); err != nil {
+		if host, err = os.Hostname(); err != nil {
 			return nil, err
 		}
 	}
@@ -309,15 +315,6 @@ func openReads(s *peerSettings, address string, p *dram.Pool, log *zap.Logger) (
 	return reads, nil
 }
 
-// rdmaHost returns the name by which other nodes reach this one: that of the peer address, else the
-// host's.
-func (p *peerSettings) rdmaHost(address string) (string, error) {
-	if host, _, err := net.SplitHostPort(address); err == nil && host != "" {
-		return host, nil
-	}
-	return os.Hostname()
-}
-
 // checkRDMA validates the combination of --peer-rdma with other settings.
 func (p *peerSettings) checkRDMA() error {
 	switch {
@@ -329,13 +326,4 @@ func (p *peerSettings) checkRDMA() error {
 		return errors.New("peer-rdma: given without peer-key-file, allowed: with it")
 	}
 	return nil
-}
-
-// reportReads returns the state of one-sided reads.
-func reportReads(s *peerSettings, reads *mooncake.Reads) admin.Reads {
-	out := admin.Reads{Protocol: s.rdma.protocol}
-	if reads != nil {
-		_, out.Reason = reads.Exposed()
-	}
-	return out
 }

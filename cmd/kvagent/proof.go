@@ -75,7 +75,7 @@ func (s *proofSettings) run(ctx context.Context, out io.Writer) error {
 		}
 		return err
 	}
-	r.Version = readBuildInfo().Version
+	r.Version, _ = build()
 	if s.json {
 		e := json.NewEncoder(out)
 		e.SetIndent("", "  ")

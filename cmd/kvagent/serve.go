@@ -87,10 +87,11 @@ func (s *serveSettings) agentConfig() (c agent.Config, o guests.Options, err err
 	if err != nil {
 		return c, o, fmt.Errorf("socket-dir: %w", err)
 	}
+	v, _ := build()
 	c = agent.Config{
 		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full,
 		VerifySample: uint32(s.verify), Limits: agentLimits,
-		Version: readBuildInfo().Version, Pace: s.pace, CPUPacer: pace.New(s.pace, nil),
+		Version: v, Pace: s.pace, CPUPacer: pace.New(s.pace, nil),
 	}
 	o = guests.Options{
 		KeepPercent: s.keepPercent, Ranks: s.eviction != evict.LRUName, Tokens: s.tokensFile(), History: history.New(),
@@ -212,22 +213,18 @@ func outlasts(ctx, now context.Context, drain time.Duration, over <-chan struct{
 	case <-over:
 		return false
 	}
-	drained := time.NewTimer(drain)
-	defer drained.Stop()
+	return passes(drain, now.Done(), over) && passes(endWithin, nil, over)
+}
+
+// passes waits for a time, or until it is cut short, and returns false if over is closed before.
+func passes(d time.Duration, short, over <-chan struct{}) bool {
 	select {
-	case <-drained.C:
-	case <-now.Done():
+	case <-time.After(d):
+	case <-short:
 	case <-over:
 		return false
 	}
-	bound := time.NewTimer(endWithin)
-	defer bound.Stop()
-	select {
-	case <-bound.C:
-		return true
-	case <-over:
-		return false
-	}
+	return true
 }
 
 // idleLooks is how often, at least, the sessions are looked at within --end-idle, and idleLook the

@@ -14,7 +14,6 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/settings"
-	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 func statusCommand() *cobra.Command {
@@ -69,7 +68,6 @@ func printStatus(out io.Writer, st *admin.Status) error {
 		fmt.Fprintf(t, "\t%d blocks of them helped, %d were in vain\n", h.Helped, h.InVain)
 	}
 	printTiers(t, st.Tiers)
-	printPaces(t, st.Paces)
 	printTransfers(t, &st.Transfers, st.Peers)
 	fmt.Fprintf(t, "engines\t%d, %d regions open, %d jobs, clean-up at most %.1f ms\n", st.Engines, st.Regions, st.Jobs,
 		st.CleanupMaxMS)
@@ -90,22 +88,6 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	}
 	fmt.Fprintln(out)
 	return printEngines(out, st.EngineList)
-}
-
-// printPaces prints a line for each device whose copies are limited, or were.
-func printPaces(t io.Writer, paces []pace.Report) {
-	for i := range paces {
-		p := &paces[i]
-		if p.Rate == 0 && p.Cuts == 0 && p.SaveWaits+p.WriteWaits == 0 {
-			continue
-		}
-		limit := "no limit now"
-		if p.Rate > 0 {
-			limit = settings.HumanSize(p.Rate) + "/s"
-		}
-		fmt.Fprintf(t, "pace %s\t%s: %s, decode steps x %.2f beside saves; %d cuts, %d raises, waited %.1f s\n",
-			p.Device, p.Setting, limit, p.Slowdown, p.Cuts, p.Raises, p.SaveWaitS+p.WriteWaitS)
-	}
 }
 
 // printTransfers prints what engines promise each other, and the agents of other nodes.
@@ -265,19 +247,6 @@ func printTiers(t io.Writer, tiers *pool.TierReport) {
 	fmt.Fprintf(t, "prefetch\t%d blocks being fetched (%s of %s), %d arrived, %d failed\n",
 		tiers.Promises, settings.HumanSize(tiers.PromiseBytes), settings.HumanSize(tiers.PromiseCap), tiers.Fulfilled,
 		tiers.Failed)
-	printResets(t, tiers)
-}
-
-// printResets prints a line about resets, if there were any.
-func printResets(t io.Writer, tiers *pool.TierReport) {
-	fails := uint64(0)
-	for i := range tiers.Tiers {
-		fails += tiers.Tiers[i].MarkFails
-	}
-	if tiers.Adopted+tiers.Again+fails > 0 {
-		fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d rounds for markers failed\n",
-			tiers.Adopted, tiers.Again, fails)
-	}
 }
 
 // tierState returns a tier's state, with its error or its store's own state.

@@ -15,9 +15,6 @@ type subscription struct {
 	cancel chan struct{} // closed when the client gives up; guarded by served.mu
 	left   int           // blocks not announced
 	absent [][]bool      // by group: not announced
-	grown  []int         // by group: after the last block found
-	low    []int         // by group: the stride in which the last announce began
-	turn   int           // of announce
 }
 
 // subscribe starts a subscription, which gives back what it holds when it ends. It ends at once if
@@ -36,7 +33,6 @@ func (v *served) subscribe(id uint32, m *subscribe, held int64) (entered bool, e
 		}
 		sub.absent = append(sub.absent, absent)
 	}
-	sub.grown, sub.low = make([]int, len(m.groups)), make([]int, len(m.groups))
 	if !v.enter(sub, held) {
 		return false, v.refuse(id)
 	}
@@ -85,17 +81,22 @@ func (v *served) cancel(id uint32) {
 	}
 }
 
-// announcePause is the least time from an announce of a subscription to the next one for a commit
-// alone: each commit in the space wakes all its subscriptions.
-const announcePause = 2 * time.Millisecond
+// From an announce to the next one for a commit alone pass at least announcePause, and
+// announceRests times what the first one took: each commit in the space wakes all its
+// subscriptions, and one may have 65,536 blocks to look up.
+const (
+	announcePause = 2 * time.Millisecond
+	announceRests = 9
+)
 
 // watch announces blocks until the subscription ends. A failed write ends the connection.
 func (v *served) watch(sub *subscription) {
 	bound := time.NewTimer(sub.wait)
 	defer bound.Stop()
 	seen, waited := false, sub.wait == 0
-	var last time.Time // of the last announce
-	var was Transfer   // then
+	var last time.Time     // the end of the last announce
+	var took time.Duration // by it
+	var was Transfer       // then
 	r := v.newRaise(sub)
 	defer r.end()
 	for {
@@ -109,14 +110,16 @@ func (v *served) watch(sub *subscription) {
 		raising := r.runs() && !waited
 		ending := !raising && (waited || t.State == Complete || t.State == Unknown && (seen || !sub.early))
 		var paused <-chan time.Time
-		if rest := announcePause - time.Since(last); rest > 0 && t == was && !ending {
+		start, first := time.Now(), last.IsZero()
+		if rest := max(announcePause, announceRests*took) - start.Sub(last); rest > 0 && t == was && !ending {
 			changed, paused = nil, time.After(rest)
-		} else if err := v.announce(sub, ending || sub.turn == 0); err != nil {
+		} else if err := v.announce(sub); err != nil {
 			_ = v.raw.Close()
 			return
 		} else {
 			last, was = time.Now(), t
-			if !raising && sub.left > 0 && (ending && !waited || sub.turn == 1) {
+			took = last.Sub(start)
+			if !raising && sub.left > 0 && (ending && !waited || first) {
 				raising = r.begin(t.State)
 			}
 		}
@@ -176,30 +179,17 @@ func (v *served) endSubscription(id uint32, e End, tokens uint32) error {
 // announceStride is how many blocks one look-up of announce names.
 const announceStride = 1024
 
-// announceAll is how many blocks announce looks up at every change. Of more, it looks up those
-// after the last one found, where a prompt grows, and of the others a stride in turn; all of them
-// when the subscription begins and before it ends.
-const announceAll = 4 * announceStride
-
 // announce sends HAVE for the blocks that are stored and were not announced.
-func (v *served) announce(sub *subscription, all bool) error {
-	all = all || sub.left <= announceAll
+func (v *served) announce(sub *subscription) error {
 	var runs []run
 	base := 0
 	for i := range sub.groups {
 		n := sub.groups[i].hashes.N
-		strides := (n + announceStride - 1) / announceStride
-		// From where the last call began: blocks may have been stored while it looked.
-		low := sub.low[i]
-		sub.low[i] = sub.grown[i] / announceStride
-		for k := range strides {
-			if all || k >= low && k <= sub.grown[i]/announceStride+1 || k == sub.turn%strides {
-				runs = v.find(sub, i, base, k*announceStride, runs)
-			}
+		for from := 0; from < n; from += announceStride {
+			runs = v.find(sub, i, base, from, runs)
 		}
 		base += n
 	}
-	sub.turn++
 	for len(runs) > 0 {
 		n := min(len(runs), maxRuns)
 		if err := v.send(kindHave, sub.id, encodeHave(runs[:n])); err != nil {
@@ -222,7 +212,6 @@ func (v *served) find(sub *subscription, group, base, from int, runs []run) []ru
 		}
 		absent[k] = false
 		sub.left--
-		sub.grown[group] = from + k + 1
 		at := uint32(base + from + k)
 		if n := len(runs); n > 0 && runs[n-1].first+runs[n-1].count == at {
 			runs[n-1].count++

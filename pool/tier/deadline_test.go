@@ -103,7 +103,7 @@ func (m *moment) since(start time.Time) time.Duration {
 func (n *node) settledAfter(refs []pool.Ref) *moment {
 	m := &moment{}
 	m.Store(-1)
-	n.Settle(refs, func() { m.Store(time.Now().UnixNano()) })
+	n.whenSettled(refs, func() { m.Store(time.Now().UnixNano()) })
 	return m
 }
 

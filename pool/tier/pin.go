@@ -149,6 +149,7 @@ type waiter struct {
 func (p *Pool) Settle(refs []pool.Ref, then func()) (cancel func() bool) {
 	w := &waiter{then: then}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, ref := range refs {
 		if ref&promiseBit == 0 {
 			continue
@@ -158,11 +159,8 @@ func (p *Pool) Settle(refs []pool.Ref, then func()) (cancel func() bool) {
 			w.left++
 		}
 	}
-	w.over = w.left == 0
-	now := w.over
-	p.mu.Unlock()
-	if now {
-		then()
+	if w.left == 0 {
+		return nil
 	}
 	return func() bool {
 		p.mu.Lock()

@@ -158,7 +158,7 @@ func (s *storm) reserve(r *rand.Rand, n *stormNode, h pool.Hashes) {
 	case 2:
 		done := make(chan struct{})
 		cancel := n.Settle(refs, func() { close(done) })
-		if !cancel() {
+		if cancel != nil && !cancel() {
 			<-done
 		}
 	default:

@@ -242,7 +242,7 @@ func TestCancelAndHint(t *testing.T) {
 	_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
 	n.waitFor("one is under way", func(r *pool.TierReport) bool { return r.Tiers[0].Fetching == 39 })
 	settled := make(chan struct{})
-	n.Settle(refs[10:], func() { close(settled) })
+	n.whenSettled(refs[10:], func() { close(settled) })
 	never := n.Settle(refs[:1], func() { t.Error("a Settle was cancelled, and called nevertheless") })
 	if !never() || never() {
 		t.Error("cancel must say once that then had not been called")
@@ -319,7 +319,7 @@ func TestCloseSettles(t *testing.T) {
 	f.Switch(true)
 	_, refs, _ := n.Pin(n.space, 0, h, 1<<40, nil)
 	done := make(chan struct{})
-	n.Settle(refs, func() { close(done) })
+	n.whenSettled(refs, func() { close(done) })
 	check(t, n.Pool.Close())
 	<-done
 	n.Unpin(refs)

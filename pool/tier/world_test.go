@@ -247,10 +247,17 @@ func (n *node) settled(h pool.Hashes) (count int, refs []pool.Ref) {
 	return count, refs
 }
 
+// whenSettled calls then when no promise is open, at once if none is.
+func (n *node) whenSettled(refs []pool.Ref, then func()) {
+	if n.Settle(refs, then) == nil {
+		then()
+	}
+}
+
 func (n *node) settle(refs []pool.Ref) {
 	n.t.Helper()
 	done := make(chan struct{})
-	n.Settle(refs, func() { close(done) })
+	n.whenSettled(refs, func() { close(done) })
 	select {
 	case <-done:
 	case <-time.After(patience):
