@@ -52,7 +52,7 @@ def test_at_most_so_many_tokens_are_loaded(worlds: Any, agent: AgentProcess, mos
 
 
 def test_a_bad_switch_fails_no_request(worlds: Any, agent: AgentProcess) -> None:
-    world = worlds()
+    world = worlds(blocks=200)  # all of them can be saved at once
     bad: list[dict[str, Any]] = [{"kvagent.save": "no"}, {"kvagent": [1]}, {"kvagent.max_load_tokens": -5}]
     for i, params in enumerate(bad):
         world.add(f"r{i}", [i + 5, *PROMPT], 4, params=params)
