@@ -29,8 +29,6 @@ ROUNDS = 12
 SILENT = {"enable_kv_cache_events": True, "publisher": "null"}  # so that the engine says the tokens
 HELD = len({tuple(one[: end + BLOCK]) for one in PROMPTS for end in range(0, len(one) - BLOCK, BLOCK)})
 """The least number of blocks that are saved of PROMPTS."""
-GAPS = "kvagent_events_gaps_total"
-LOG = 1 << 16  # removals that the agent logs for engines that are behind (agent/events)
 OPENINGS = 6  # different first blocks of prompts
 
 
@@ -216,56 +214,3 @@ def test_an_idle_engine_tells_what_happens_without_it(opt: Path) -> None:
             engine.close()
             agent.close()
             routers.close()
-
-
-@pytest.mark.stops
-def test_an_engine_that_was_stopped_is_told_by_an_inventory(stage: Stage) -> None:
-    """More blocks go meanwhile than the agent's log has."""
-    stage.reset()
-    with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
-        routers = Subscribed(f"ipc://{name}/events")
-        engine = IdleEngine(stage.model, stage.agent.folder, routers.endpoint)
-        try:
-            others = other_prompts()
-            while not routers.hear():  # until it is subscribed, each new block is told in vain
-                engine.order("generate", [next(others)])
-            engine.order("clear")
-
-            def alike() -> bool:
-                routers.hear()
-                return routers.places() == stage.routers.places() != set()
-
-            real.generate(stage.llm, PROMPTS)
-            stage.agree()
-            stage.step_until(alike, "the blocks that the other engine saved")
-            stopped, gaps = stage.routers.places(), agents.metric(stage.agent, GAPS)
-            engine.freeze()
-            removals, long = 0, long_prompts()
-            while removals <= LOG:
-                before = stage.routers.removes
-                real.generate(stage.llm, list(itertools.islice(long, 32)), 1)
-                real.settle(stage.llm)
-                stage.routers.hear()
-                removals += stage.routers.removes - before
-            assert not routers.hear()
-            assert routers.places() == stopped
-            assert stage.routers.places() != stopped
-            assert agents.metric(stage.agent, GAPS) == gaps, "nothing is gathered for an engine that does not ask"
-            before = routers.stores + routers.removes
-            engine.thaw()
-            stage.step_until(alike, "a view that is repaired")
-            assert agents.metric(stage.agent, GAPS) == gaps + 1
-            told = routers.stores + routers.removes - before
-            assert told < LOG // 2, "changes that are over are not told"
-            routers.check()
-            stage.agree()
-            print(f"stopped: {removals} removed meanwhile, {told} told by an inventory")
-        finally:
-            engine.thaw()
-            engine.close()
-            routers.close()
-
-
-def long_prompts() -> Iterator[list[int]]:
-    """Yield prompts of many blocks each, of which no two begin alike."""
-    return ([20 + n % 400, 20 + n // 400] + [20 + (n + i) % 400 for i in range(1000)] for n in itertools.count())
