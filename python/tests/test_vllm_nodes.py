@@ -15,18 +15,8 @@ from kvagent.errors import Busy, SessionEnded, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
 from kvagent.messages import Group, Registered
 from kvagent.vllm.geometry import Geometry, Unsupported
-from kvagent.vllm.guests.nodes import (
-    NODES,
-    PLAN_HASHES,
-    Answered,
-    Delegate,
-    Facts,
-    JointSession,
-    News,
-    NodePart,
-    Orders,
-    Question,
-)
+from kvagent.vllm.guests.nodes import PLAN_HASHES, Delegate, JointSession
+from kvagent.vllm.guests.parts import NODES, Answered, Facts, News, NodePart, Orders, Question
 from kvagent.vllm.guests.start import joined
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, StepPlan
@@ -395,12 +385,10 @@ def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
     question = Question(1, 65, 0, tuple(HASHES))
     delegate._age_s = math.inf
     delegate.begin(StepPlan(told={NODES: Orders(0, (1,), (question,))}))
-    delegate.poll()
     assert [news.answers for news in delegate.news()] == [()]
     session.pinging = True
     delegate._agent.heard(-math.inf)
     delegate.begin(StepPlan())
-    delegate.poll()
     (news,) = delegate.news()
     assert (news.stopped, news.answers) == (True, (Answered(1, None),))
     assert abandoned == [ticket], "a lease may still come"
@@ -421,7 +409,6 @@ def test_a_delegate_releases_what_is_open_no_more() -> None:
     )  # fmt: skip
     questions = tuple(Question(number, 65, 0, tuple(HASHES)) for number in (1, 2))
     delegate.begin(StepPlan(told={NODES: Orders(0, (1, 2), questions)}))
-    delegate.poll()
     assert [news.answers for news in delegate.news()] == [(Answered(1, 64, 30),)]
     delegate.begin(StepPlan(told={NODES: Orders(0, (1,))}))
     assert (link.released, len(abandoned)) == ([], 1)

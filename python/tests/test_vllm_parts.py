@@ -31,7 +31,7 @@ from kvagent.vllm.geometry import (
     ranks,
     shard,
 )
-from kvagent.vllm.guests.nodes import Facts, NodePart
+from kvagent.vllm.guests.parts import Facts, NodePart
 from kvagent.vllm.internals import around
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Constants, OptionError, Options, parse, saves

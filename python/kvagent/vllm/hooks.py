@@ -165,9 +165,6 @@ class WorkerGuest:
     def end(self) -> None:
         """The step's kernels are launched, or its results are asked for."""
 
-    def poll(self) -> None:
-        """The step's results are asked for."""
-
     def news(self) -> tuple[Any, ...]:
         """Return what the scheduler's guest has to learn since the last call."""
         return ()

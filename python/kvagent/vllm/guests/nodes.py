@@ -1,8 +1,7 @@
-"""An engine over several nodes: where its ranks are, and its sessions with the nodes' agents.
+"""The sessions of an engine over several nodes with their agents (docs/decisions, several nodes).
 
-To its agent, the ranks of one node are an engine of their own: a *part*. The scheduler has a
-session with the agent of its own node; on each other node the part's first rank, its delegate, has
-one, and does there what the scheduler orders in the step's plan (docs/decisions, several nodes).
+The scheduler has a session with the agent of its own node; on each other node the part's first
+rank, its delegate, has one, and does there what the scheduler orders in the step's plan.
 
 The scheduler's sessions are one, the joint session, which is there while each of them is. When a
 delegate's ends, or the space is reset at any agent, the scheduler ends its own too, and all leases
@@ -20,188 +19,24 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, Malformed, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus, Ticket, Want, encode_request
-from kvagent.registration import identity_pairs
-from kvagent.vllm.geometry import WITHOUT_DRAFTS, Part, Ranks, Unsupported, shard
+from kvagent.vllm.guests.parts import NODES, Answered, Facts, News, Orders, Question
 from kvagent.vllm.hooks import WorkerGuest
-from kvagent.vllm.options import LAZY
-from kvagent.vllm.plan import LoadJob, SaveJob
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
 from kvagent.vllm.scheduler.loads import HITS, Lookups
 from kvagent.vllm.scheduler.requests import USUAL, Pending
-from kvagent.vllm.weight_changes import PAIR as GENERATION
-from kvagent.vllm.weight_changes import UNSHARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvagent.messages import Message
     from kvagent.session import Session
-    from kvagent.vllm.geometry import Geometry, Identity
     from kvagent.vllm.link import Link
     from kvagent.vllm.options import Constants, Options
     from kvagent.vllm.plan import Report, StepPlan
     from kvagent.vllm.scheduler.requests import Terms
-
-
-_Job = TypeVar("_Job", SaveJob, LoadJob)
-NODES = "nodes"
-"""The name under which the scheduler and the delegates tell each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A look-up that reserves blocks, answered once while it is open."""
-
-    number: int
-    tokens: int
-    own: int
-    hashes: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What the delegates are to do: the resets ordered so far; to give up the questions that are
-    not ``open``, with their leases; to answer new ``questions``.
-    """
-
-    resets: int
-    open: tuple[int, ...] = ()
-    questions: tuple[Question, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The answer to a question: the first ``tokens`` are stored, pinned by ``lease`` unless it is
-    0. None: there was no answer in time, or no agent.
-    """
-
-    number: int
-    tokens: int | None
-    lease: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """A delegate's session. ``job_blocks``: the most that its agent accepts in one job."""
-
-    boot: bytes
-    number: int
-    epoch: int
-    space: bytes
-    job_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """The state of a delegate where it has changed, and its answers."""
-
-    part: int
-    resets: int
-    """The resets that it has done, or will do before it has a session."""
-    session: Facts | None
-    stopped: bool = False
-    """Whether the agent does not respond though its sockets exist."""
-    late: bool = False
-    """Whether leases may still come in answers that are late."""
-    reset: bool = False
-    """Whether another engine has reset the space."""
-    identity: tuple[tuple[str, str], ...] = ()
-    """Of the part, without its weights generation."""
-    answers: tuple[Answered, ...] = ()
-
-
-def _at(part: int, job: _Job) -> _Job:
-    """Return a job as the ranks of another part than the scheduler's read it: it names by part the
-    session, or None if it was planned without one, and the lease.
-    """
-    session, lease = job.elsewhere[part - 1] if job.elsewhere else (None, 0)
-    local: dict[str, Any] = {"boot": b"", "epoch": 0, "space": b""}
-    if session is not None:
-        local = {"boot": session.boot, "epoch": session.epoch, "space": session.space}
-    if isinstance(job, LoadJob):
-        local["lease"] = lease
-    return replace(job, **local)
-
-
-PAIR = "part"
-_OWN = (PAIR, GENERATION, UNSHARED, "resolved")
-"""Pairs that may differ between the parts of an engine: the generation is ordered by the scheduler,
-and blocks of all attention backends that may have computed other parts are equivalent.
-"""
-
-
-class NodePart(Part):
-    """A part of such an engine: to its agent, an engine of its own."""
-
-    __slots__ = ()
-
-    @property
-    def text(self) -> str:
-        """Return the ranks, for the identity."""
-        return f"ranks {self.ranks[0]} to {self.ranks[-1]} of {self.world}"
-
-    def check(self, vllm_config: Any, geometry: Geometry, options: Options, kv_role: str) -> Options:
-        """Return the options that hold for the engine. Raise Unsupported."""
-        rank, method = int(vllm_config.parallel_config.rank), ""
-        if (speculative := getattr(vllm_config, "speculative_config", None)) is not None:
-            method = str(getattr(speculative, "method", None) or "of a draft model")
-        refused = {
-            "windows or states: the least of the nodes' hits is not a hit at all of them":
-                geometry.states or any(group.window for group in geometry.groups),
-            "share_tp or share_pp: engines of other shapes have their ranks on other nodes":
-                options.share_tp or options.share_pp,
-            f"kv_role {kv_role}: a transfer has one agent": kv_role != "kv_both",
-            "load_mode sync or layerwise: a step would wait for all agents":
-                options.load_mode == "sync" or options.layerwise,
-            "offload lazy": options.offload == LAZY,
-            "LoRA adapters: that all nodes have the same content of each is not proved":
-                getattr(vllm_config, "lora_config", None) is not None,
-            f"speculative_config.method {method}: what all nodes have of a draft model's blocks is not proved":
-                method and method not in WITHOUT_DRAFTS,
-            f"rank {rank} on node {self.index}, which has {self.text}": rank % self.world not in self.ranks,
-        }  # fmt: skip
-        for why in [one for one, is_so in refused.items() if is_so]:
-            raise Unsupported(
-                f"an engine over {self.count} nodes with {why} (docs/decisions/2026-11-23-several-nodes.md)"
-            )
-        return replace(options, transfers=False, load_mode="async")
-
-    def of_ranks(self, whole: Ranks, replicas: int) -> Ranks:  # noqa: ARG002
-        """Return how the KV cache is distributed over the part's ranks."""
-        return Ranks(len(self.ranks), len(self._shards(replicas)))
-
-    def of_identity(self, pairs: Identity) -> Identity:
-        """Return the identity of the part."""
-        return identity_pairs(dict(pairs) | {PAIR: self.text})
-
-    def of_plan(self, plan: StepPlan) -> StepPlan:
-        """Return a plan as the part's ranks read it."""
-        if not self.index or not (plan.saves or plan.loads):
-            return plan
-        saves, loads = [_at(self.index, save) for save in plan.saves], [_at(self.index, load) for load in plan.loads]
-        return replace(plan, saves=saves, loads=loads)
-
-    def shard(self, rank: int, replicas: int) -> int:
-        """Return a worker's shard among those of its part, in which they are numbered anew."""
-        return self._shards(replicas).index(shard(rank, self.tp, replicas))
-
-    def difference(self, own: Identity, report: Report) -> str:
-        """Return why a part cannot belong to the scheduler's engine: all that determines the bytes
-        of any part has to be equal in all of them.
-        """
-        for one in [one for one in report.news.get(NODES, ()) if one.identity]:
-            here, there = dict(own), dict(one.identity)
-            names = [key for key in sorted(here | there) if key not in _OWN and here.get(key) != there.get(key)]
-            if names:
-                return f"node {one.part} of the engine has another {', '.join(names)} than that of its scheduler"
-        return ""
-
-    def _shards(self, replicas: int) -> list[int]:
-        return sorted({shard(rank, self.tp, replicas) for rank in self.ranks})
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -214,9 +49,7 @@ class _Asked(Pending):
 
 
 class Delegate(WorkerGuest):
-    """The delegate of a part. In a step, ``begin`` follows the plan's orders, ``poll`` reads
-    answers, and ``news`` returns what the scheduler has to learn.
-    """
+    """The delegate of a part."""
 
     name = NODES
 
@@ -249,14 +82,11 @@ class Delegate(WorkerGuest):
         awaited = self.side.busy() or self._agent.awaited()
         self._stopped = awaited and self._agent.stopped(time.monotonic())
 
-    def poll(self) -> None:
-        """Read the answers that have arrived."""
+    def news(self) -> tuple[News, ...]:
+        """Return the news since the last call, with the answers that have arrived."""
         for asked in self._asked.values():
             if not asked.answered:
                 self._ask(asked, time.monotonic())
-
-    def news(self) -> tuple[News, ...]:
-        """Return the news since the last call."""
         agent, session, facts = self._agent, self._agent.session, None
         if session is not None:
             facts = Facts(session.boot, session.number, session.epoch, agent.space, agent.job_blocks)
@@ -285,13 +115,13 @@ class Delegate(WorkerGuest):
                 self._lose()
         for number in self._asked.keys() - {*orders.open}:
             asked = self._asked.pop(number)
-            self._abandon(asked)
+            if self._agent.lookups is not None and asked.ticket is not None:
+                self._agent.lookups.abandon(asked.ticket)
             if asked.lease:
                 self._agent.release(asked.lease)
         self._asked |= {one.number: _Asked(question=one) for one in orders.questions}
 
     def _lose(self) -> None:
-        """Answer that the session has ended, and its leases."""
         self._answers += [Answered(number, None) for number, asked in self._asked.items() if not asked.answered]
         self._asked.clear()
 
@@ -307,30 +137,26 @@ class Delegate(WorkerGuest):
             waits = False
         if answer is None and waits:
             return
-        asked.answered, tokens = True, None
-        if answer is not None:
-            asked.lease = answer.lease
-            tokens = answer.tokens if answer.status in HITS and answer.lease else 0
-        self._abandon(asked)
-        self._answers.append(Answered(question.number, tokens, asked.lease))
-
-    def _abandon(self, asked: _Asked) -> None:
-        if self._agent.lookups is not None and asked.ticket is not None:
-            self._agent.lookups.abandon(asked.ticket)
-            asked.ticket = None
+        asked.answered = True
+        if answer is None:
+            if lookups is not None and asked.ticket is not None:
+                lookups.abandon(asked.ticket)
+            self._answers.append(Answered(question.number, None))
+        else:
+            asked.lease, tokens = answer.lease, answer.tokens if answer.status in HITS and answer.lease else 0
+            self._answers.append(Answered(question.number, tokens, answer.lease))
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class JointTicket(Ticket):
-    """A question to all agents."""
+    """A question to all agents. ``answers``: by part, those of the others. ``here``: the question
+    to the own agent, once they have answered, and ``lease``, the own agent's.
+    """
 
     question: Question
     answers: dict[int, Answered] = field(default_factory=dict)
-    """By part, those of the other agents."""
     here: Pending = field(default_factory=Pending)
-    """The question to the own agent, once the others have answered."""
     lease: int = 0
-    """Of the own agent."""
 
 
 PLAN_HASHES = 1 << 17  # in one plan, which every rank gets: further questions go with the next one
@@ -343,8 +169,7 @@ class JointLookups(Lookups):
         super().__init__(session, options.lookup_wait_ms / 1e3, options.lookup_age_ms / 1e3)
         self._joint = joint
         self._tiers_s = options.tier_wait_ms / 1e3
-        self.open: dict[int, JointTicket] = {}
-        """Questions that are not abandoned, with no lease released."""
+        self.open: dict[int, JointTicket] = {}  # questions that are not abandoned, with no lease released
 
     def outstanding(self) -> bool:
         """Return whether an agent has a question that it has not answered."""
@@ -404,7 +229,6 @@ class JointLookups(Lookups):
         return next((one for one in self.open.values() if lease and one.lease == lease), None)
 
     def _lacks(self, ticket: JointTicket) -> bool:
-        """Return whether a question lacks an answer from another node."""
         return len(ticket.answers) < len(self._joint.others)
 
 
@@ -412,13 +236,10 @@ class JointSession(AgentSession):
     """The joint session. The base class is the session with the scheduler's own agent."""
 
     def __init__(self, link: Link, options: Constants, parts: int) -> None:
-        """``parts``: the nodes that the engine is on."""
         super().__init__(link, options)
-        self.others = range(1, parts)
-        """The parts without the scheduler."""
+        self.others = range(1, parts)  # the parts without the scheduler
+        self.numbers = itertools.count(1)  # of questions
         self._news = {part: News(part, 0, None) for part in self.others}  # the last of each
-        self.numbers = itertools.count(1)
-        """Of questions."""
         self._joint: JointLookups | None = None  # ``lookups``, from the begin of the joint session to its end
         self._resets = 0
         self._told = Orders(0)  # by the last plan, without its questions
@@ -464,14 +285,13 @@ class JointSession(AgentSession):
 
     def untold(self) -> list[Question]:
         """Return the questions for the next plan."""
-        opened = {} if self._joint is None else self._joint.open
-        return [one.question for number, one in opened.items() if number not in self._told.open]
+        return [one.question for number, one in self._open().items() if number not in self._told.open]
 
     def hear(self, report: Report) -> bool:
         """Take the news of delegates. Until poll returns it, nothing promised before is loaded."""
         every: Sequence[News] = report.news.get(NODES, ())
         for news in every:
-            opened = {} if self._joint is None else self._joint.open
+            opened = self._open()
             for answered in news.answers:
                 if ticket := opened.get(answered.number):
                     ticket.answers[news.part] = answered
@@ -505,10 +325,6 @@ class JointSession(AgentSession):
         if self._joint is not None and boot in (b"", self._joint.boot) and (ticket := self._joint.of_lease(lease)):
             self._joint.abandon(ticket)
 
-    def send(self, message: Message) -> bool:  # noqa: ARG002
-        """Send nothing: what is sent so concerns blocks of engines on one node."""
-        return False
-
     def reset(self) -> bool:
         """Start a new epoch everywhere: here in the next session. Until all delegates have reported
         that, nothing is asked and nothing saved.
@@ -518,11 +334,13 @@ class JointSession(AgentSession):
         self.begin_anew()
         return True
 
+    def _open(self) -> dict[int, JointTicket]:
+        return {} if self._joint is None else self._joint.open
+
     def _orders(self) -> Orders:
-        return Orders(self._resets, () if self._joint is None else tuple(self._joint.open))
+        return Orders(self._resets, tuple(self._open()))
 
     def _silent(self) -> bool:
-        """Return whether an agent of another node does not answer."""
         return any(news.stopped for news in self._news.values())
 
     def _attach(self, session: Session) -> bool:

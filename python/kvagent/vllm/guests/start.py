@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvagent.registration import Registration
     from kvagent.vllm.geometry import Geometry, Identity, Ranks
     from kvagent.vllm.guests.cells import Cells
-    from kvagent.vllm.guests.nodes import NodePart
+    from kvagent.vllm.guests.parts import NodePart
     from kvagent.vllm.guests.sync import SyncLoads
     from kvagent.vllm.hooks import WorkerGuest
     from kvagent.vllm.options import Options
@@ -38,7 +38,7 @@ class GuestStart(Start):
         self._cells: Cells | None = None
         self._node: NodePart | None = None
         if self.part.count > 1:
-            from kvagent.vllm.guests.nodes import NodePart
+            from kvagent.vllm.guests.parts import NodePart
 
             self.part = self._node = NodePart(self.part.index, self.part.count, self.part.world, self.part.tp)
 
