@@ -189,7 +189,8 @@ def joined(
     are some. ``events``: how KV events are made; None without them. ``tool_tokens``: of which an
     output that calls a tool has one.
     """
-    from kvagent.vllm.guests.hints import Hints, Switches
+    from kvagent.vllm.guests.hints import Hints
+    from kvagent.vllm.guests.switches import Switches
 
     hints = Hints(options.remote_wait_ms / 1e3, tool_tokens, nodes=parts)
     one = Joined([Switches(hints, transfers=options.transfers)])  # it reads what clients ask for
