@@ -162,7 +162,6 @@ def test_whatever_a_client_sends_its_request_runs(engines: Callable[..., Simulat
         engine.scheduler.on_new_request(request)
         engine.scheduler.matched(request, 0)
         engine.scheduler.finished(request, normally=bool(i % 2))
-        engine.scheduler.transfer_params(request)
         engine.step()
 
 

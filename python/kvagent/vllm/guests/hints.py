@@ -175,7 +175,6 @@ class Hints(Guest):
         self._told: dict[Tracked, _Told] = {}  # those that have not ended, or whose saves have not
         self._bringing: list[_Told] = []  # for which something is to be brought
         self._ended: list[_Told] = []  # whose saves have not
-        self._last: tuple[str, list[dict[str, Any]]] = ("", [])  # of the request that ended last: its receipts
         self._req = secrets.randbits(31)
 
     def name(self, tracked: Tracked, session: Any) -> None:
@@ -292,12 +291,11 @@ class Hints(Guest):
                     told.first.update((run.group, key) for key, one in stored if one == BlockStatus.OK)
         self._settle()
 
-    def ended(self, tracked: Tracked) -> None:
-        """Handle the end of a request, whose last blocks were added to the next saves."""
+    def ended(self, tracked: Tracked) -> dict[str, Any] | None:
+        """Handle the end of a request. Return the receipts of its hints, if it had some."""
         told, request = self._told.pop(tracked, None), tracked.request
         if told is None:
-            return
-        self._last = request.request_id, told.receipts
+            return None
         if told in self._bringing:
             self._bringing.remove(told)
         finish = _FINISHED.get(getattr(request.status, "name", ""), Finish.UNKNOWN)
@@ -312,6 +310,7 @@ class Hints(Guest):
             self._ended.append(told)
             self._told[tracked] = told
             self._settle()
+        return {"kvagent.receipts": told.receipts} if told.receipts else None
 
     def reset(self, what: Reset) -> None:
         """Forget all requests that have ended, since their blocks belong to old weights."""
@@ -319,11 +318,6 @@ class Hints(Guest):
             for told in self._ended:
                 del self._told[told.tracked]
             self._ended.clear()
-
-    def transfer_params(self, request: Any) -> dict[str, Any] | None:
-        """Return the receipts of a request's hints, if it had some."""
-        of, receipts = self._last
-        return {"kvagent.receipts": receipts} if receipts and of == request.request_id else None
 
     def _blocks(self, request: Any, tokens: int) -> list[Sequence[bytes]]:
         """Return the hashes of a request's first tokens, by group."""

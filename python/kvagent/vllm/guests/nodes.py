@@ -65,14 +65,14 @@ class Delegate(WorkerGuest):
         self._asked: dict[int, _Asked] = {}
         self._answers: list[Answered] = []
         self._reset = False  # another engine has, and the scheduler was not told
-        self._stopped = False
         self._told: News | None = None
 
     def begin(self, plan: StepPlan) -> None:
         """Begin a step with the plan's orders."""
         change = self._agent.poll()
-        if change.ended:
-            self._lose()
+        if change.ended:  # and its leases with it
+            self._answers += [Answered(number, None) for number, asked in self._asked.items() if not asked.answered]
+            self._asked.clear()
         self._reset |= change.reset
         orders: Orders | None = plan.told.get(NODES)
         if orders is not None:
@@ -80,7 +80,7 @@ class Delegate(WorkerGuest):
         if self._agent.lookups is not None:
             self._agent.lookups.begin_step(idle=plan.idle)
         awaited = self.side.busy() or self._agent.awaited()
-        self._stopped = awaited and self._agent.stopped(time.monotonic())
+        self._agent.silent = awaited and self._agent.stopped(time.monotonic())
 
     def news(self) -> tuple[News, ...]:
         """Return the news since the last call, with the answers that have arrived."""
@@ -90,7 +90,7 @@ class Delegate(WorkerGuest):
         agent, session, facts = self._agent, self._agent.session, None
         if session is not None:
             facts = Facts(session.boot, session.number, session.epoch, agent.space, agent.job_blocks)
-        news = News(self._part, self._resets, facts, self._stopped, agent.awaits_leases())
+        news = News(self._part, self._resets, facts, self._agent.silent, agent.awaits_leases())
         if news == self._told and not (self._answers or self._reset):
             return ()
         self._told = news
@@ -102,7 +102,6 @@ class Delegate(WorkerGuest):
         """Register under another weights generation."""
         self._agent.move()
         self._agent.proceed()
-        self._lose()
 
     def close(self) -> None:
         """Leave the agent. The leases end with the session."""
@@ -111,8 +110,7 @@ class Delegate(WorkerGuest):
     def _follow(self, orders: Orders) -> None:
         if orders.resets != self._resets:
             self._resets = orders.resets
-            if not self._agent.reset():
-                self._lose()
+            self._agent.reset()
         for number in self._asked.keys() - {*orders.open}:
             asked = self._asked.pop(number)
             if self._agent.lookups is not None and asked.ticket is not None:
@@ -121,14 +119,10 @@ class Delegate(WorkerGuest):
                 self._agent.release(asked.lease)
         self._asked |= {one.number: _Asked(question=one) for one in orders.questions}
 
-    def _lose(self) -> None:
-        self._answers += [Answered(number, None) for number, asked in self._asked.items() if not asked.answered]
-        self._asked.clear()
-
     def _ask(self, asked: _Asked, now: float) -> None:
         """Ask a question, or read its answer."""
         question, lookups, answer = asked.question, self._agent.lookups, None
-        waits = lookups is not None and not self._stopped and (not asked.at or now - asked.at < self._age_s)
+        waits = lookups is not None and not self._agent.silent and (not asked.at or now - asked.at < self._age_s)
         try:
             if lookups is not None:
                 ask = partial(lookups.ask, question.tokens, question.own, question.hashes)
@@ -243,8 +237,7 @@ class JointSession(AgentSession):
         self._joint: JointLookups | None = None  # ``lookups``, from the begin of the joint session to its end
         self._resets = 0
         self._told = Orders(0)  # by the last plan, without its questions
-        self._ended = False  # the end was not returned by poll
-        self._foreign_reset = False  # nor was another engine's reset
+        self._foreign_reset = False  # which poll has not returned
 
     @property
     def session(self) -> Session | None:
@@ -273,8 +266,8 @@ class JointSession(AgentSession):
         if self._session is not None and self._joint is None and others:
             self.lookups = self._joint = JointLookups(self._session, self._options, self)
             began = True
-        change = SessionChange(self._ended, began, change.reset or self._foreign_reset)
-        self._ended = self._foreign_reset = False
+        change = SessionChange(change.ended, began, change.reset or self._foreign_reset)
+        self._foreign_reset = False
         return change if any(change) else NO_CHANGE
 
     def tell(self, plan: StepPlan) -> None:
@@ -325,14 +318,13 @@ class JointSession(AgentSession):
         if self._joint is not None and boot in (b"", self._joint.boot) and (ticket := self._joint.of_lease(lease)):
             self._joint.abandon(ticket)
 
-    def reset(self) -> bool:
+    def reset(self) -> None:
         """Start a new epoch everywhere: here in the next session. Until all delegates have reported
         that, nothing is asked and nothing saved.
         """
         self._resets += 1
         self._reset_pending = True
         self.begin_anew()
-        return True
 
     def _open(self) -> dict[int, JointTicket]:
         return {} if self._joint is None else self._joint.open
@@ -350,5 +342,4 @@ class JointSession(AgentSession):
 
     def _close_lookups(self) -> None:
         super()._close_lookups()
-        self._ended |= self._joint is not None
         self._joint = None

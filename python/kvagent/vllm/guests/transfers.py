@@ -190,11 +190,23 @@ class Transfers(Guest):
                 self._deliver(tracked)
         self._settle()
 
-    def ended(self, tracked: Tracked) -> None:
-        """End a request: what it offers is completed once its saves are over."""
+    def ended(self, tracked: Tracked) -> dict[str, Any] | None:
+        """End a request: what it offers is completed once its saves are over. Return what a decode
+        engine needs to know about it, if it was computed for one.
+        """
         self._deliver(tracked)
-        if offer := self._open.pop(tracked.request.request_id, None):
+        request, given = tracked.request, getattr(tracked.request, "kv_transfer_params", None)
+        if offer := self._open.pop(request.request_id, None):
             self._ended.append(offer)
+        if not isinstance(given, dict) or given.get("do_remote_decode") is not True:
+            return None
+        host, port = split(self.side.agent.peer)
+        name = given.get("transfer_id")
+        return {
+            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": self._engine_id,
+            "remote_request_id": request.request_id, "remote_host": host, "remote_port": port,
+            "tp_size": self._tp_size, "remote_num_tokens": int(request.num_computed_tokens),
+        } | ({"transfer_id": name} if is_name(name) else {})  # fmt: skip
 
     def reset(self, what: Reset) -> None:
         """Forget the ended requests if their agent is gone, and open the others' transfers at a new
@@ -205,21 +217,6 @@ class Transfers(Guest):
         if what is Reset.BEGAN:
             for offer in self._open.values():
                 self._send(offer, time.monotonic())
-
-    def transfer_params(self, request: Any) -> dict[str, Any] | None:
-        """Return what a decode engine needs to know about an ended request, if it was computed for
-        one.
-        """
-        given = request.kv_transfer_params
-        if not isinstance(given, dict) or given.get("do_remote_decode") is not True:
-            return None
-        host, port = split(self.side.agent.peer)
-        name = given.get("transfer_id")
-        return {
-            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": self._engine_id,
-            "remote_request_id": request.request_id, "remote_host": host, "remote_port": port,
-            "tp_size": self._tp_size, "remote_num_tokens": int(request.num_computed_tokens),
-        } | ({"transfer_id": name} if is_name(name) else {})  # fmt: skip
 
     def busy(self) -> bool:
         """Return whether steps are needed without requests."""
