@@ -150,7 +150,7 @@ MUTANTS = [
         "            self.release(leases)\n", "            pass\n",
         "frozen_one_once", "an agent without leases", where=WAITS),
     Mutant("a save is not revoked at reset_prefix_cache", "scheduler/side.py",
-        "        self._revokes += self.saves.revoke_at_once()\n", "        return\n",
+        "            self._revokes += self.saves.revoke(awaited=True)\n", "            return\n",
         "pins_go", "reset_prefix_cache"),
     Mutant("a call that changes weights is not observed", "weight_changes.py",
         "        connector.before_weights_call(name)\n", "        pass\n",
