@@ -13,7 +13,7 @@ import pytest
 
 from kvagent.errors import Busy, SessionEnded, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
-from kvagent.messages import Group, Registered
+from kvagent.messages import Group, Registered, Welcome
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.guests.nodes import PLAN_HASHES, Delegate, JointSession
 from kvagent.vllm.guests.parts import NODES, Answered, Facts, News, NodePart, Orders, Question
@@ -62,8 +62,8 @@ class Link:
     def _make(self) -> None:
         self.count += 1
         self.made: Any = SimpleNamespace(
-            boot=HERE, version=3, number=self.count, epoch=1, quiet=lambda: False, poll=list, close=lambda: None,
-            limits=SimpleNamespace(max_job_blocks=0), release=self.released.extend, pinging=False,
+            boot=HERE, epoch=1, quiet=lambda: False, poll=list, close=lambda: None,
+            limits=Welcome(3, HERE, self.count), release=self.released.extend, pinging=False,
             reset=lambda _: 2, registered=Registered(1, 0, "", b"space here".ljust(16), 1, "/none"),
         )  # fmt: skip
 

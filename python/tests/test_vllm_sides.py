@@ -121,7 +121,7 @@ def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
     engine.admit(request, engine.matched(request))
     session = engine.worker_link.current()
     assert session is not None
-    session.limits = m.Welcome(m.VERSION, session.boot, session.number, max_queue=2)
+    session.limits = m.Welcome(m.VERSION, session.boot, session.limits.session, max_queue=2)
     results = engine.step().results
     if not results.received:
         results = engine.until_received(request)

@@ -59,8 +59,8 @@ class Chunks:
             for prompt, hashes in self.hashes.items():
                 ends = hashes[self._chunk - 1 :: self._chunk]
                 asked = Request(
-                    version=session.version, space=session.registered.space,
-                    session=session.number, want=Want.PROBE, tokens=len(ends) * size + 1,
+                    version=session.limits.version, space=session.registered.space,
+                    session=session.limits.session, want=Want.PROBE, tokens=len(ends) * size + 1,
                     deadline_us=10_000_000, groups=bytes([0]), hash_len=len(ends[0]), hashes=b"".join(ends),
                 )  # fmt: skip
                 found[prompt] = client.lookup(asked).tokens // size

@@ -89,7 +89,7 @@ class Delegate(WorkerGuest):
                 self._ask(asked, time.monotonic())
         agent, session, facts = self._agent, self._agent.session, None
         if session is not None:
-            facts = Facts(session.boot, session.number, session.epoch, agent.space, agent.job_blocks)
+            facts = Facts(session.boot, session.limits.session, session.epoch, agent.space, agent.job_blocks)
         news = News(self._part, self._resets, facts, self._agent.silent, agent.awaits_leases())
         if news == self._told and not (self._answers or self._reset):
             return ()
@@ -207,7 +207,7 @@ class JointLookups(Lookups):
             if answer.lease:
                 self.release([answer.lease])
         self.abandon(ticket)
-        return Answer(self._session.version, LookupStatus.HIT, 0, 0, self.boot)
+        return Answer(self._session.limits.version, LookupStatus.HIT, 0, 0, self.boot)
 
     def abandon(self, ticket: Ticket) -> None:
         """Abandon a look-up; leases in its answers are released."""

@@ -82,7 +82,7 @@ class AgentSession:
     @property
     def peer(self) -> str:
         """Return host:port where other agents reach this one; empty if they cannot."""
-        return "" if self._session is None else self._session.peer
+        return "" if self._session is None else self._session.limits.peer
 
     @property
     def job_blocks(self) -> int:

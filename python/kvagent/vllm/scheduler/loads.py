@@ -181,9 +181,9 @@ class Lookups:
         self._probes.clear()
 
     def _request(self, want: Want, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms) -> Request:
-        session = self._session
+        session, limits = self._session, self._session.limits
         return Request(
-            version=session.version, space=session.registered.space, session=session.number, want=want,
+            version=limits.version, space=session.registered.space, session=limits.session, want=want,
             tokens=tokens, hbm_tokens=own, deadline_us=int(self._age_s * 1e6), groups=terms.groups,
             hash_len=len(hashes[0]), hashes=b"".join(hashes), transfer=terms.transfer, peer=terms.peer,
             early=int(terms.early),
