@@ -215,8 +215,8 @@ def test_a_frozen_agent_costs_time_outs_and_its_late_lease_is_returned(agent: Ag
     with closing(Engine(agent, "one")) as engine, closing(LookupClient(agent.folder / "lookup.sock")) as client:
         save(engine, chain("p", 2), [0, 1], salt=1)
         request = Request(
-            space=engine.registered.space, session=engine.scheduler.limits.session, want=Want.RESERVE, tokens=33, hash_len=32,
-            hashes=b"".join(chain("p", 2)), deadline_us=10_000_000,
+            space=engine.registered.space, session=engine.scheduler.limits.session, want=Want.RESERVE, tokens=33,
+            hash_len=32, hashes=b"".join(chain("p", 2)), deadline_us=10_000_000,
         )  # fmt: skip
         assert client.lookup(request, PATIENCE_S).lease != 0
         agent.freeze()
