@@ -234,7 +234,7 @@ class Waker:
         self._lock = threading.Lock()
         self._watched: _Watched | None = None
         self._closed = False
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poked = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="kvagent waker", daemon=True)
         self._thread.start()
 
@@ -247,7 +247,7 @@ class Waker:
             if self._closed or (self._watched is not None and self._watched.covers(watched)):
                 return
             self._watched = watched
-        self._poke()
+        os.eventfd_write(self._poked, 1)
 
     def close(self) -> None:
         """End the thread. Repeated calls do nothing."""
@@ -255,16 +255,9 @@ class Waker:
             if self._closed:
                 return
             self._closed = True
-        self._poke()
+        os.eventfd_write(self._poked, 1)
         self._thread.join()
-        os.close(self._reader)
-        os.close(self._writer)
-
-    def _poke(self) -> None:
-        try:
-            os.write(self._writer, b"\0")
-        except BlockingIOError:
-            return  # it is full of pokes
+        os.close(self._poked)
 
     def _run(self) -> None:
         while True:
@@ -282,13 +275,13 @@ class Waker:
     def _wait(self, watched: _Watched | None) -> bool:
         """Return whether the engine is to be woken; False after a poke."""
         poller = select.poll()
-        poller.register(self._reader, select.POLLIN)
+        poller.register(self._poked, select.POLLIN)
         session, timeout_s, writes = watched or _Watched(None, None, writes=False)
         if session is not None and (fd := session.fileno()) >= 0:
             poller.register(fd, select.POLLIN | (select.POLLOUT if writes else 0))
         ready = poller.poll(None if timeout_s is None else timeout_s * 1e3)
-        if any(fd == self._reader for fd, _ in ready):
-            os.read(self._reader, 4096)
+        if any(fd == self._poked for fd, _ in ready):
+            os.eventfd_read(self._poked)
             return False
         return True
 

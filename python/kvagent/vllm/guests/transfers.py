@@ -142,14 +142,13 @@ class Offer:
 class Transfers(Guest):
     """The transfers of one engine: offers of a prefill engine, and what a decode engine wants."""
 
-    def __init__(self, options: Options, engine_id: str, tp_size: int, *, saves: bool, loads: bool = True) -> None:
-        """``saves``, ``loads``: what the engine may do."""
+    def __init__(self, options: Options, engine_id: str, tp_size: int, *, saves: bool) -> None:
+        """``saves``: whether the engine may save."""
         self._ttl_ms = int(options.transfer_ttl_ms)
         self._remote_s = options.remote_wait_ms / 1e3
         self._engine_id = engine_id
         self._tp_size = tp_size
         self._saves = saves
-        self._loads = loads
         self._open: dict[str, Offer] = {}  # of requests that have not ended, by request
         self._ended: list[Offer] = []  # whose saves have not
         self._wanted: dict[str, tuple[Tracked, bytes]] = {}  # by request, until it has what it wants
@@ -163,7 +162,7 @@ class Transfers(Guest):
         params = getattr(request, "kv_transfer_params", None) or {}
         if params.get("do_remote_decode") is True and self._saves and not tracked.barred:
             self._offer(tracked, params)
-        elif params.get("do_remote_prefill") is True and self._loads and (one := wanted(params, request.request_id)):
+        elif params.get("do_remote_prefill") is True and (one := wanted(params, request.request_id)):
             self._wanted[request.request_id] = tracked, one.name
             pending_s = self._remote_s if one.early else min(self._remote_s, COMPUTED_S)
             tracked.asking.terms = Terms(one.name, one.peer, one.early, self._remote_s, pending_s)
