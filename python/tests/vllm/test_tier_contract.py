@@ -450,6 +450,8 @@ def test_the_plugin_keeps_the_configuration_of_vllms_connector_at_hand() -> None
             found.listeners.append(listener)
 
     class Listener:
+        events = None
+
         def before_weights_call(self, call: str) -> None:
             seen.append(call)
 

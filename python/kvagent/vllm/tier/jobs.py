@@ -330,8 +330,8 @@ class Loads(Jobs):
         self.questions.abandon()
 
     def _close_lookups(self) -> None:
-        self.questions.detach()
         super()._close_lookups()
+        self.questions.leases.clear()
 
     def _send(self, session: Session, memory: SessionMemory, part: Part) -> int | None:
         count = len(part.keys)

@@ -124,7 +124,8 @@ class KVAgentTier(SecondaryTierManager):
         self._grown = CounterDeltas(self._counts)
         self._connected = False
         self._courier: Courier | None = None
-        self._events: TierEvents | None = None
+        self.events: TierEvents | None = None
+        """What it publishes of its agent, if anything."""
         self._patience_s = (self._options.lookup_age_ms + self._options.tier_wait_ms) / 1e3 + MARGIN_S
         self._generations = self._start(offloading_spec, primary_kv_view)
 
@@ -149,11 +150,9 @@ class KVAgentTier(SecondaryTierManager):
         self._courier = Courier(self._options, rows, space, str(config.engine_id))
         generations = Generations(space.generation, self._options, unobserved=bool(unobserved), in_process=in_process)
         if construction is not None:
-            self._events = events.of_engine(
+            self.events = events.of_engine(
                 construction, config, self._options, space, rows.count, generations, self._counts
             )
-        if construction is not None and self._events is not None:
-            construction.sources.append(self._events)
         return generations
 
     # ---- look-ups
@@ -208,8 +207,8 @@ class KVAgentTier(SecondaryTierManager):
     def on_request_finished(self, req_context: Any) -> None:
         """Drop what a request has asked."""
         asked = self._requests.pop(req_context.req_id, None)
-        if self._events is not None:
-            self._events.end(req_context.req_id)
+        if self.events is not None:
+            self.events.end(req_context.req_id)
         if asked is not None and asked.verdicts and self._courier is not None:
             self._courier.forget(req_context.req_id)
 
@@ -258,7 +257,7 @@ class KVAgentTier(SecondaryTierManager):
 
     def has_pending_work(self) -> bool:
         """Return whether results are to come, or KV events are to be published."""
-        return bool(self._jobs) or (self._events is not None and self._events.pending())
+        return bool(self._jobs) or (self.events is not None and self.events.pending())
 
     def drain_jobs(self) -> None:
         """End all jobs before a reset of vLLM's cache, which may mean other weights."""
@@ -266,8 +265,8 @@ class KVAgentTier(SecondaryTierManager):
             return
         self._courier.drain(self._options.drain_wait_ms / 1e3)
         self._collect(self._courier)
-        if self._events is not None:
-            self._events.drained()
+        if self.events is not None:
+            self.events.drained()
         # Copies under way at a reset end within some steps: the first plan after it has the
         # workers wait for them, and vLLM plans no further ahead than it has steps in flight, one
         # for each stage, or two.
@@ -278,9 +277,9 @@ class KVAgentTier(SecondaryTierManager):
     def shutdown(self) -> None:
         """Leave the agent; vLLM's memory is not referred to any more."""
         self._leave()
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        if self.events is not None:
+            self.events.close()
+            self.events = None
         self._requests.clear()
 
     def _leave(self) -> None:
@@ -290,8 +289,8 @@ class KVAgentTier(SecondaryTierManager):
             courier.close()
 
     def _say(self, keys: tuple[Key, ...], job: Any) -> None:
-        if self._events is not None:
-            self._events.say(job.req_context.req_id, keys)
+        if self.events is not None:
+            self.events.say(job.req_context.req_id, keys)
 
     def _submit(self, order: Store | Load) -> None:
         if self._courier is None:
@@ -385,8 +384,8 @@ class KVAgentTier(SecondaryTierManager):
             asked.tails.clear()
         if self._courier is not None:
             self._courier.move(self._generations.now)
-        if self._events is not None:
-            self._events.move()
+        if self.events is not None:
+            self.events.move()
 
     # ---- errors
 
