@@ -243,7 +243,7 @@ def session(path: Path) -> tuple[Finding, bytes]:
         return Finding(f"{path}: {_said(error)}", _hint(error)), b""
     limits = opened.limits
     finding = Finding(
-        f"{path} answers: protocol {opened.version} (this package speaks {MIN_VERSION} to {VERSION}), boot "
+        f"{path} answers: protocol {limits.version} (this package speaks {MIN_VERSION} to {VERSION}), boot "
         f"{opened.boot.hex()}, at most {limits.max_job_blocks} blocks in a job, {limits.lease_bytes} bytes of leases"
     )
     opened.close()

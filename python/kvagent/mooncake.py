@@ -28,10 +28,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from kvagent.errors import Malformed
-from kvagent.fields import Record, array, pack, string, uint, unpack
+from kvagent.fields import Field, Record, array, pack, string, uint, unpack
 from kvagent.messages import U64, Flag
 
 VERSION = 2
@@ -90,6 +90,7 @@ class Value:
     length: U64
 
 
+_OPERATION = uint(PUT, DELETE)
 _HELLO, _KEYS, _VALUES = Record(Hello), array(string(1, MAX_KEY), 1, MAX_KEYS), array(Record(Value), 1, MAX_KEYS)
 
 
@@ -170,6 +171,18 @@ class Values:
         return [max(sizes[n], 0) if code == 0 else code for n, code in enumerate(codes)]
 
 
+class Helper(NamedTuple):
+    """What executes the agent's requests."""
+
+    about: list[object]
+    """Of the answer to the first frame, what follows the error."""
+    do: Callable[[Any, object], list[int]]
+    """Returns the codes of a request, from its operation and its body."""
+    pool: Callable[[Any], ThreadPoolExecutor]
+    """Returns the threads that execute an operation."""
+    close: Callable[[], object]
+
+
 class Frames:
     """The agent's socket. One thread receives; any thread may send."""
 
@@ -177,14 +190,26 @@ class Frames:
         self._sock = sock
         self._sending = threading.Lock()
 
-    def receive_first(self) -> tuple[Any, list[int]]:
-        """Return the first frame and its descriptors."""
+    def serve(self, start: Callable[[object, list[int]], Helper], refusal: list[object], what: Field) -> None:
+        """Execute the agent's requests until it is gone. ``start`` makes the helper of the first
+        frame and its descriptors; if it fails, the answer has the reason, and ``refusal`` after it.
+        ``what``: the form of an operation.
+        """
         head, fds, _, _ = socket.recv_fds(self._sock, 4, 2)
-        return self._body(head + self._exactly(4 - len(head))), fds
-
-    def receive(self) -> Any:
-        """Return the next frame. EOFError when the agent is gone."""
-        return self._body(self._exactly(4))
+        first = self._body(head + self._exactly(4 - len(head)))
+        try:
+            helper = start(first, fds)
+        except ImportError as error:
+            return self._send([VERSION, f"{sys.executable}: {error}: {cure(error)}"[:1000], *refusal])
+        except (Malformed, OSError, ValueError, TypeError, RuntimeError) as error:
+            return self._send([VERSION, f"{type(error).__name__}: {error}"[:1000], *refusal])
+        self._send([VERSION, "", *helper.about])
+        try:
+            while True:
+                identity, operation, body = read_request(self._body(self._exactly(4)), what)
+                helper.pool(operation).submit(self._answer, identity, helper.do, operation, body)
+        except (EOFError, ConnectionResetError):
+            helper.close()
 
     def _body(self, head: bytes) -> Any:
         (length,) = struct.unpack(">I", head)
@@ -201,16 +226,14 @@ class Frames:
             data += part
         return bytes(data)
 
-    def send(self, value: object) -> None:
-        """Send one frame."""
+    def _send(self, value: object) -> None:
         data = pack(value)
         with self._sending:
             self._sock.sendall(struct.pack(">I", len(data)) + data)
 
-    def answer(self, identity: int, do: Callable[..., list[int]], *arguments: object) -> None:
-        """Answer a request with the codes that ``do`` returns."""
+    def _answer(self, identity: int, do: Callable[..., list[int]], *arguments: object) -> None:
         try:
-            self.send([identity, do(*arguments)])
+            self._send([identity, do(*arguments)])
         except BrokenPipeError:
             pass  # the agent is gone, which the receiving thread sees
         except BaseException as error:  # noqa: BLE001 - nothing is right any more: the agent starts another
@@ -224,7 +247,12 @@ def new_client() -> tuple[Client, Any]:
     return mooncake.store.MooncakeDistributedStore(), mooncake.store
 
 
-def start(first: object, fds: list[int]) -> tuple[Client, Values, Settings]:
+def cure(error: ImportError) -> str:
+    """Return what installs what is missing."""
+    return PIP if isinstance(error, ModuleNotFoundError) else APT
+
+
+def start(first: object, fds: list[int]) -> Helper:
     """Set up the client by the agent's first frame. OSError if Mooncake refuses."""
     hello = _HELLO.read(first, "first frame")
     sizes = [size for size in (hello.bounce, hello.arena) if size]
@@ -244,41 +272,25 @@ def start(first: object, fds: list[int]) -> tuple[Client, Values, Settings]:
             raise OSError(f"registering {area.size} bytes failed with code {code} (rdma: see ulimit -l)")
     config = module.ReplicateConfig()
     config.replica_num = settings.replicas
-    return client, Values(client, config, areas), settings
+    # Questions have their own threads: slow transfers of values must not delay them.
+    values, questions = (ThreadPoolExecutor(settings.threads) for _ in range(2))
+    return Helper(
+        [client.get_hostname()], Values(client, config, areas).do,
+        lambda operation: values if operation in (PUT, GET) else questions,
+        client.close,  # so that the master forgets the segment at once
+    )  # fmt: skip
 
 
 def serve(sock: socket.socket) -> None:
     """Execute the agent's requests until it is gone."""
-    frames = Frames(sock)
-    first, fds = frames.receive_first()
-    try:
-        client, values, settings = start(first, fds)
-    except (Malformed, OSError, ImportError, ValueError, TypeError, RuntimeError) as error:
-        frames.send([VERSION, f"{type(error).__name__}: {error}"[:1000], ""])
-        return
-    frames.send([VERSION, "", client.get_hostname()])
-    # Questions have their own threads: slow transfers of values must not delay them.
-    pools = {kind: ThreadPoolExecutor(settings.threads, thread_name_prefix=kind) for kind in ("values", "questions")}
-
-    try:
-        while True:
-            identity, operation, body = read_request(frames.receive())
-            kind = "values" if operation in (PUT, GET) else "questions"
-            pools[kind].submit(frames.answer, identity, values.do, operation, body)
-    except (EOFError, ConnectionResetError):
-        client.close()  # so that the master forgets the segment at once
+    Frames(sock).serve(start, [""], _OPERATION)
 
 
-def read_request(request: object) -> tuple[int, int, object]:
-    """Return the parts of a request."""
-    if (
-        not isinstance(request, list)
-        or len(request) != 3
-        or type(request[0]) is not int
-        or request[1] not in (PUT, GET, EXISTS, DELETE)
-    ):
-        raise Malformed("request: [id, operation, keys or values] is wanted")
-    return request[0], request[1], request[2]
+def read_request(request: object, what: Field = _OPERATION) -> tuple[int, Any, object]:
+    """Return the parts of a request: its ID, its operation, of the form ``what``, and its body."""
+    if not isinstance(request, list) or len(request) != 3 or type(request[0]) is not int:
+        raise Malformed("request: [id, operation, body] is wanted")
+    return request[0], what.read(request[1], "request"), request[2]
 
 
 def quit_now(text: str) -> None:
@@ -291,10 +303,8 @@ def check() -> None:
     """Exit with the names of missing packages, if any."""
     try:
         new_client()
-    except ModuleNotFoundError as error:
-        sys.exit(f"kvagent.mooncake: {sys.executable}: {error}: {PIP}")
     except ImportError as error:
-        sys.exit(f"kvagent.mooncake: {sys.executable}: {error}: {APT}")
+        sys.exit(f"kvagent.mooncake: {sys.executable}: {error}: {cure(error)}")
 
 
 def run(serve: Callable[[socket.socket], None], fd: str) -> None:

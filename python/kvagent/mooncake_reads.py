@@ -26,9 +26,8 @@ from typing import Annotated, Any
 from kvagent.errors import Malformed
 from kvagent.fields import Record, array, string, uint
 from kvagent.messages import U64
-from kvagent.mooncake import APT, MAX_THREADS, PIP, Area, Frames, Text, run
+from kvagent.mooncake import MAX_THREADS, VERSION, Area, Frames, Helper, Text, run
 
-VERSION = 2
 MAX_PULLS = 128  # of one request
 MAX_TARGET = 256  # bytes
 METADATA = "P2PHANDSHAKE"
@@ -59,7 +58,7 @@ class Pull:
     length: U64
 
 
-_HELLO, _PULLS, _TARGET = Record(Hello), array(Record(Pull), 1, MAX_PULLS), string(1, MAX_TARGET)
+_HELLO, _PULLS, TARGET = Record(Hello), array(Record(Pull), 1, MAX_PULLS), string(1, MAX_TARGET)
 
 
 def new_engine() -> Engine:
@@ -105,39 +104,16 @@ class Reads:
         return [self._engine.batch_transfer_sync_read(target, pointers, addresses, lengths)]
 
 
-def read_request(request: object) -> tuple[int, str, object]:
-    """Return the parts of a request."""
-    if not isinstance(request, list) or len(request) != 3 or type(request[0]) is not int:
-        raise Malformed("request: [id, target, pulls] is wanted")
-    return request[0], _TARGET.read(request[1], "target"), request[2]
+def start(first: object, fds: list[int]) -> Helper:
+    """Set up the engine by the agent's first frame."""
+    reads = Reads(first, fds)
+    pool = ThreadPoolExecutor(reads.threads)
+    return Helper([reads.target, reads.base], reads.do, lambda _: pool, lambda: None)
 
 
 def serve(sock: socket.socket) -> None:
     """Execute the agent's requests until it is gone."""
-    frames = Frames(sock)
-    first, fds = frames.receive_first()
-    try:
-        reads = Reads(first, fds)
-    except ModuleNotFoundError as error:
-        return refuse(frames, f"{sys.executable}: {error}: {PIP}")
-    except ImportError as error:
-        return refuse(frames, f"{sys.executable}: {error}: {APT}")
-    except (Malformed, OSError, ValueError, TypeError, RuntimeError) as error:
-        return refuse(frames, str(error))
-    frames.send([VERSION, "", reads.target, reads.base])
-    pool = ThreadPoolExecutor(reads.threads)
-
-    try:
-        while True:
-            identity, target, pulls = read_request(frames.receive())
-            pool.submit(frames.answer, identity, reads.do, target, pulls)
-    except (EOFError, ConnectionResetError):
-        pass  # the agent is gone
-
-
-def refuse(frames: Frames, reason: str) -> None:
-    """Tell the agent why this helper ends."""
-    frames.send([VERSION, reason[:1000], "", 0])
+    Frames(sock).serve(start, ["", 0], TARGET)
 
 
 def main(arguments: list[str]) -> None:

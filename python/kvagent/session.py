@@ -197,7 +197,9 @@ class Session(FrameStream):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self.limits = m.Welcome(m.VERSION, bytes(16), 0)
-        """The agent's welcome."""
+        """The agent's welcome: the version of the protocol, this session's number in look-ups, and
+        where other agents reach this one.
+        """
         self.epoch = 0
         """The space's last known epoch; a job carries that in which its blocks were computed."""
         self.registered: m.Registered
@@ -231,24 +233,9 @@ class Session(FrameStream):
         return session
 
     @property
-    def version(self) -> int:
-        """The version of the protocol."""
-        return self.limits.version
-
-    @property
     def boot(self) -> bytes:
         """Changes with each start of the agent."""
         return self.limits.boot
-
-    @property
-    def number(self) -> int:
-        """Identifies this session in look-ups that reserve."""
-        return self.limits.session
-
-    @property
-    def peer(self) -> str:
-        """host:port where other agents reach this session's agent; empty if they cannot."""
-        return self.limits.peer
 
     @property
     def jobs(self) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ def ask(agent: AgentProcess, engine: Engine, hashes: list[bytes], want: Want = W
     with closing(LookupClient(agent.folder / "lookup.sock", timeout_s=PATIENCE_S)) as client:
         return client.lookup(
             Request(
-                space=engine.registered.space, session=engine.scheduler.number, want=want,
+                space=engine.registered.space, session=engine.scheduler.limits.session, want=want,
                 tokens=len(hashes) * BLOCK_TOKENS + 1, hash_len=32, hashes=b"".join(hashes), deadline_us=20_000_000,
             )
         )  # fmt: skip
@@ -215,8 +215,8 @@ def test_a_frozen_agent_costs_time_outs_and_its_late_lease_is_returned(agent: Ag
     with closing(Engine(agent, "one")) as engine, closing(LookupClient(agent.folder / "lookup.sock")) as client:
         save(engine, chain("p", 2), [0, 1], salt=1)
         request = Request(
-            space=engine.registered.space, session=engine.scheduler.number, want=Want.RESERVE, tokens=33, hash_len=32,
-            hashes=b"".join(chain("p", 2)), deadline_us=10_000_000,
+            space=engine.registered.space, session=engine.scheduler.limits.session, want=Want.RESERVE, tokens=33,
+            hash_len=32, hashes=b"".join(chain("p", 2)), deadline_us=10_000_000,
         )  # fmt: skip
         assert client.lookup(request, PATIENCE_S).lease != 0
         agent.freeze()

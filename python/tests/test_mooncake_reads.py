@@ -19,6 +19,7 @@ import pytest
 
 from kvagent import fields, mooncake_reads
 from kvagent.errors import Malformed
+from kvagent.mooncake import read_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,13 +41,13 @@ def test_frame(vector: dict[str, Any]) -> None:
     assert fields.unpack(body) == vector["value"]
     assert fields.pack(vector["value"]) == body
     if vector["name"] == "read":
-        assert list(mooncake_reads.read_request(vector["value"])) == vector["value"]
+        assert list(read_request(vector["value"], mooncake_reads.TARGET)) == vector["value"]
 
 
 @named([vector for vector in VECTORS["malformed"] if vector["from"] == "agent"])
 def test_malformed_request(vector: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
-        mooncake_reads.read_request(fields.unpack(bytes.fromhex(vector["hex"])))
+        read_request(fields.unpack(bytes.fromhex(vector["hex"])), mooncake_reads.TARGET)
 
 
 class Fake:

@@ -97,7 +97,7 @@ def test_hello_settles_the_version(tmp_path: Path) -> None:
 
     thread = serve(tmp_path / "s", script)
     session = Session.connect(tmp_path / "s", PATIENCE_S)
-    assert (session.version, session.boot, session.number) == (m.VERSION, BOOT, 7)
+    assert (session.limits.version, session.boot, session.limits.session) == (m.VERSION, BOOT, 7)
     session.save(PACKED, epoch=1, step=1)
     thread.join()
     session.close()

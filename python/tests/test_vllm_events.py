@@ -21,8 +21,8 @@ from kvagent.vllm.guests import events as publication
 from kvagent.vllm.guests import events as tokens
 from kvagent.vllm.guests.events import (
     ASK_BLOCKS,
+    MEDIA_NAMES,
     RUN_BYTES,
-    EventsOptions,
     Publication,
     Published,
     Tokens,
@@ -47,6 +47,8 @@ GEOMETRY: Any = SimpleNamespace(
 
 class Form:
     """Events as tuples."""
+
+    media = MEDIA_NAMES
 
     def bind(self, manager: Any) -> None: ...
 
@@ -122,7 +124,7 @@ class Case:
         form: Any = Form()
         agent: Any = self.agent
         said = Tokens(GEOMETRY, self.counts)
-        self.it = Publication(agent, said, EventsOptions(form), Published(form, said.sizes, self.counts))
+        self.it = Publication(agent, said, Published(form, said.sizes, self.counts))
 
     @property
     def asked(self) -> tuple[Any, ...]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from kvagent import messages as m
 from kvagent.vllm.counters import Counts
-from kvagent.vllm.guests.events import SALT
-from kvagent.vllm.tier.events import PublishedChunks
+from kvagent.vllm.guests.events import SALT, Published
 
 MEMORY, DISK = 1, 2
 
@@ -23,6 +22,8 @@ def hash_block(parent: bytes | None, ids: list[int], extra: tuple[str] | None) -
 
 class Form:
     """Events as tuples."""
+
+    media: ClassVar = {MEMORY: "STORAGE", DISK: "STORAGE"}
 
     def hash(self, block_hash: bytes) -> str:
         return block_hash.decode().strip()
@@ -43,7 +44,7 @@ class Case:
         self.counts = Counts()
         form: Any = Form()
         self.blocks = blocks
-        self.it = PublishedChunks(form, {0: blocks}, blocks, hash_block, self.counts)
+        self.it = Published(form, {0: blocks}, self.counts, blocks, hash_block)
 
     def stored(self, parent: str, text: str, medium: int = MEMORY, extra: bytes = b"") -> list[Any]:
         """Store the chunks that continue ``parent`` up to ``text``."""

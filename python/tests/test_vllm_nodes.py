@@ -13,20 +13,10 @@ import pytest
 
 from kvagent.errors import Busy, SessionEnded, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
-from kvagent.messages import Group, Registered
+from kvagent.messages import Group, Registered, Welcome
 from kvagent.vllm.geometry import Geometry, Unsupported
-from kvagent.vllm.guests.nodes import (
-    NODES,
-    PLAN_BYTES,
-    Answered,
-    Delegate,
-    Facts,
-    JointSession,
-    News,
-    NodePart,
-    Orders,
-    Question,
-)
+from kvagent.vllm.guests.nodes import PLAN_HASHES, Delegate, JointSession
+from kvagent.vllm.guests.parts import NODES, Answered, Facts, News, NodePart, Orders, Question
 from kvagent.vllm.guests.start import joined
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, StepPlan
@@ -72,8 +62,8 @@ class Link:
     def _make(self) -> None:
         self.count += 1
         self.made: Any = SimpleNamespace(
-            boot=HERE, version=3, number=self.count, epoch=1, quiet=lambda: False, poll=list, close=lambda: None,
-            limits=SimpleNamespace(max_job_blocks=0), release=self.released.extend, pinging=False,
+            boot=HERE, epoch=1, quiet=lambda: False, poll=list, close=lambda: None,
+            limits=Welcome(3, HERE, self.count), release=self.released.extend, pinging=False,
             reset=lambda _: 2, registered=Registered(1, 0, "", b"space here".ljust(16), 1, "/none"),
         )  # fmt: skip
 
@@ -116,7 +106,7 @@ def asked(joint: JointSession) -> tuple[JointLookups, Any]:
     orders = orders_of(joint)
     assert orders is not None
     (question,) = orders.questions
-    assert (question.hashes, question.hash_len) == (b"".join(HASHES), 32)
+    assert question.hashes == tuple(HASHES)
     assert lookups.answer(ticket, first=True) is None
     return lookups, ticket
 
@@ -130,8 +120,7 @@ def held(joint: JointSession) -> int:
     """Return a question whose answer was found here too, with the lease 5, and there with 30."""
     _, ticket = asked(joint)
     answer(joint, ticket)
-    lookups: Any = joint.lookups
-    lookups.leases[5] = ticket.question.number
+    ticket.lease = 5
     return int(ticket.question.number)
 
 
@@ -142,7 +131,6 @@ def test_it_is_there_while_all_sessions_are() -> None:
     hear(joint, [replace(NEWS, part=2, session=None)])
     assert not there(joint)
     assert link.count == 2, "the own session goes on, and its leases"
-    assert orders_of(joint) == Orders(0)
     change = joint.poll()
     assert (change.ended, change.began) == (True, False)
     hear(joint, [replace(NEWS, part=2)])
@@ -210,7 +198,7 @@ def test_the_own_agent_is_asked_for_no_more_than_the_least() -> None:
 def test_without_a_hit_at_another_node_the_own_agent_is_not_asked(lost: bool) -> None:
     joint, _ = begun()
     lookups, ticket = asked(joint)
-    answer(joint, ticket, tokens=0, lease=0, lost=lost)
+    answer(joint, ticket, tokens=None if lost else 0, lease=0)
     if lost:
         with pytest.raises(TimedOut):
             lookups.answer(ticket, first=False)
@@ -220,6 +208,7 @@ def test_without_a_hit_at_another_node_the_own_agent_is_not_asked(lost: bool) ->
         assert found is not None
         assert (found.tokens, found.lease) == (0, 0)
     assert ticket.here.ticket is None
+    assert orders_of(joint) == Orders(0)
     assert not joint.awaits_leases()
 
 
@@ -246,7 +235,7 @@ def test_the_next_agent_gives_the_same_numbers_to_other_leases() -> None:
 
 def test_nothing_is_done_before_a_reset_is_done_everywhere() -> None:
     joint, _ = begun()
-    assert joint.reset()
+    joint.reset()
     assert not there(joint)
     assert orders_of(joint) == Orders(1)
     hear(joint, [NEWS])
@@ -260,16 +249,16 @@ def test_nothing_is_done_before_a_reset_is_done_everywhere() -> None:
 def test_a_reset_does_not_hide_that_leases_have_ended() -> None:
     """The delegate's agent was killed while it reset: the next one gives their numbers again."""
     joint, link = begun()
-    number = held(joint)
-    assert joint.reset()
-    assert orders_of(joint) == Orders(1, (number,))
+    held(joint)
+    joint.reset()
+    assert orders_of(joint) == Orders(1)
     hear(joint, [replace(NEWS, resets=1, session=replace(FACTS, boot=b"n" * 16))])
     assert link.count == 2
     change = joint.poll()
     assert (change.ended, change.began) == (True, True)
     assert joint.targets(5)[0][1] == 0
     joint.release(5, HERE)
-    assert orders_of(joint) == Orders(1)
+    assert orders_of(joint) is None
 
 
 def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> None:
@@ -340,7 +329,7 @@ def test_hashes_in_a_plan_are_bounded() -> None:
     """Each rank gets them."""
     joint, _ = begun()
     lookups: Any = joint.lookups
-    hashes = [bytes(32)] * (PLAN_BYTES // 64)
+    hashes = [bytes(32)] * (PLAN_HASHES // 2)
     for _ in range(2):
         lookups.ask(65, 0, hashes)
     with pytest.raises(Busy):
@@ -349,6 +338,15 @@ def test_hashes_in_a_plan_are_bounded() -> None:
     assert orders is not None
     assert len(orders.questions) == 2
     lookups.ask(65, 0, hashes)
+
+
+def test_a_question_that_no_plan_had_is_abandoned_untold() -> None:
+    joint, _ = begun()
+    lookups: Any = joint.lookups
+    lookups.abandon(lookups.ask(65, 0, HASHES))
+    assert orders_of(joint) is None
+    kept = lookups.ask(65, 0, HASHES)
+    assert orders_of(joint) == Orders(0, (kept.question.number,), (kept.question,))
 
 
 def test_questions_are_bounded() -> None:
@@ -384,17 +382,15 @@ def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
         submit=lambda *_: ticket, poll=lambda *_: None, abandon=abandoned.append, outstanding=1, late=0,
         late_answers=list, close=lambda: None,
     )  # fmt: skip
-    question = Question(1, 65, 0, 32, b"".join(HASHES))
+    question = Question(1, 65, 0, tuple(HASHES))
     delegate._age_s = math.inf
     delegate.begin(StepPlan(told={NODES: Orders(0, (1,), (question,))}))
-    delegate.poll()
     assert [news.answers for news in delegate.news()] == [()]
     session.pinging = True
     delegate._agent.heard(-math.inf)
     delegate.begin(StepPlan())
-    delegate.poll()
     (news,) = delegate.news()
-    assert (news.stopped, news.answers) == (True, (Answered(1, 0, 0, lost=True),))
+    assert (news.stopped, news.answers) == (True, (Answered(1, None),))
     assert abandoned == [ticket], "a lease may still come"
 
 
@@ -411,9 +407,8 @@ def test_a_delegate_releases_what_is_open_no_more() -> None:
         submit=lambda *_: object(), poll=lambda *_: answers.pop() if answers else None, abandon=abandoned.append,
         outstanding=0, late=0, late_answers=list, close=lambda: None,
     )  # fmt: skip
-    questions = tuple(Question(number, 65, 0, 32, b"".join(HASHES)) for number in (1, 2))
+    questions = tuple(Question(number, 65, 0, tuple(HASHES)) for number in (1, 2))
     delegate.begin(StepPlan(told={NODES: Orders(0, (1, 2), questions)}))
-    delegate.poll()
     assert [news.answers for news in delegate.news()] == [(Answered(1, 64, 30),)]
     delegate.begin(StepPlan(told={NODES: Orders(0, (1,))}))
     assert (link.released, len(abandoned)) == ([], 1)

@@ -121,7 +121,7 @@ def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
     engine.admit(request, engine.matched(request))
     session = engine.worker_link.current()
     assert session is not None
-    session.limits = m.Welcome(m.VERSION, session.boot, session.number, max_queue=2)
+    session.limits = m.Welcome(m.VERSION, session.boot, session.limits.session, max_queue=2)
     results = engine.step().results
     if not results.received:
         results = engine.until_received(request)
@@ -307,7 +307,7 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
     eventually(lambda: (engine.step(), blocks.saving == 0)[1], "blocks without pins")
     monkeypatch.setattr("kvagent.vllm.scheduler.saves.HOLD_S", 60)
     agent.thaw()
-    eventually(lambda: (engine.step(), not engine.scheduler._stopped)[1], "an agent that answers")
+    eventually(lambda: (engine.step(), not engine.scheduler.agent.silent)[1], "an agent that answers")
     engine.quiet()
     assert agent.status()["blocks_stored"] == 0
     engine.scheduler.finished(request, normally=True)
@@ -864,9 +864,13 @@ class _Lookups(Lookups):
 
 
 def promises(lookups: _Lookups, **options: Any) -> tuple[Loads, Tracked, Counts, list[int]]:
-    agent: Any = SimpleNamespace(lookups=lookups, release=lookups.released.append)
+    agent: Any = SimpleNamespace(
+        lookups=lookups, release=lookups.released.append, switches=m.Switches(1, 1), silent=False
+    )  # fmt: skip
     counts, blocks = Counts(), Blocks(SimpleNamespace(block_pool=Pool(64)), 0.5)
-    request = SimpleNamespace(num_tokens=4 * BLOCK + 1, block_hashes=[bytes([i]) * 32 for i in range(4)])
+    request = SimpleNamespace(
+        num_tokens=4 * BLOCK + 1, block_hashes=[bytes([i]) * 32 for i in range(4)], skip_reading_prefix_cache=False
+    )  # fmt: skip
     geometry, chosen = Geometry((m.Group(BLOCK, 64),), BLOCK), Options(min_load_tokens=16, **options)
     made = Loads(agent, geometry, chosen, blocks, counts, lambda *_: False)
     return made, running(request), counts, lookups.released

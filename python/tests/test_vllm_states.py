@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvagent.messages import Group
+from kvagent.messages import Group, Switches
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.guests.states import States, check_states
@@ -39,7 +39,7 @@ def added(tracked: Tracked, handed: list[tuple[int, int, int]], *, decode: bool 
     for block in pool.blocks:
         block.block_hash = b"hashed"
     side = side_of(States(GEOMETRY), geometry=GEOMETRY, pool=pool)
-    side.short = lambda: False  # type: ignore[method-assign]
+    side.agent = SimpleNamespace(session=object(), switches=Switches(1, 1), silent=False)  # type: ignore[assignment]
     side.requests["one"] = tracked
     if not decode:
         tracked.saving.most = tracked.request.num_prompt_tokens
@@ -106,7 +106,7 @@ def test_parts_of_blocks_are_refused() -> None:
 def planned(table: list[Block], tokens: int) -> Any:
     """Return the job that loads so many tokens of a request with this table of states."""
     session = SimpleNamespace(boot=b"b" * 16, epoch=1)
-    agent: Any = SimpleNamespace(session=session, space=b"s" * 16, targets=lambda _: ())
+    agent: Any = SimpleNamespace(session=session, space=b"s" * 16, peer="", targets=lambda _: ())
     loads = Loads(
         agent, GEOMETRY, Options(), Blocks(SimpleNamespace(block_pool=Pool(64)), 0.5), Counts(), lambda *_: False
     )

@@ -11,7 +11,8 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.vllm.counters import Counts
-from kvagent.vllm.guests.hints import MAX_LOGGED, MAX_TOKENS, Hints, Switches, hints
+from kvagent.vllm.guests.hints import Hints, hints
+from kvagent.vllm.guests.switches import MAX_LOGGED, MAX_TOKENS, Switches
 from kvagent.vllm.scheduler.requests import NO_LIMIT, USUAL, Tracked
 from tests.agent import eventually
 from tests.clients import some_params
@@ -161,7 +162,6 @@ def test_whatever_a_client_sends_its_request_runs(engines: Callable[..., Simulat
         engine.scheduler.on_new_request(request)
         engine.scheduler.matched(request, 0)
         engine.scheduler.finished(request, normally=bool(i % 2))
-        engine.scheduler.transfer_params(request)
         engine.step()
 
 

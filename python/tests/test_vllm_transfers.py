@@ -145,8 +145,7 @@ class Pair:
 
     def end(self, request: Any, *, normally: bool = True) -> Any:
         """End a prefill request. Return its params."""
-        self.prefill.scheduler.finished(request, normally=normally)
-        return self.prefill.scheduler.transfer_params(request)
+        return self.prefill.scheduler.finished(request, normally=normally)
 
     def receive(self, name: str, prompt: str, blocks: int) -> Any:
         """Let a request arrive at the decode engine, as a proxy sends it that asks both at once."""
@@ -440,7 +439,7 @@ def test_an_agent_that_stands_still_is_waited_for_longer(pairs: Callable[..., Pa
     """Others compute as soon as it does not answer a ping, and do not save."""
     pair = pairs()
     request = pair.offer("cmpl-a-0", "p", 4)
-    pair.prefill.scheduler._stopped = pair.decode.scheduler._stopped = True
+    pair.prefill.scheduler.agent.silent = pair.decode.scheduler.agent.silent = True
     pair.prefill.admit(request)
     agent.freeze()
     pair.prefill.fill(request, 3)

@@ -116,7 +116,7 @@ def test_a_late_agent_is_waited_for_and_a_frozen_one_once(
     assert counts.lookups - before == 2
     agent.thaw()
     eventually(lambda: (engine.step(), counts.lookups_late == 1)[1], "the late answer")
-    eventually(lambda: (engine.step(), not engine.scheduler._stopped)[1], "an agent that answers pings")
+    eventually(lambda: (engine.step(), not engine.scheduler.agent.silent)[1], "an agent that answers pings")
     back, _ = ask(engine, "back")
     assert answered(engine, back) == 4 * BLOCK
     for request in (late, frozen, back):

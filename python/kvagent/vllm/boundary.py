@@ -136,11 +136,9 @@ class RetiredScheduler:
         dropped.
         """
         if (side := self._side) is not None:
-            for job, outcome in report.outcomes.items():
+            for outcomes in [*({job: outcome} for job, outcome in report.outcomes.items()), {}]:
                 with contextlib.suppress(Exception):
-                    side.settle(job, outcome)
-            with contextlib.suppress(Exception):
-                side.settle_waiting(report)
+                    side.settle(Report(outcomes, report.late))
 
     def pending(self) -> bool:
         """Return whether steps are needed without requests: a report is outstanding."""

@@ -211,8 +211,7 @@ class SchedulerCalls(Calls):
         and what a decode engine needs to know.
         """
         normally = getattr(request.status, "name", "") in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
-        self._side.finished(request, normally=normally)
-        return False, self._side.transfer_params(request) if normally else None
+        return False, self._side.finished(request, normally=normally)
 
     request_finished_all_groups = request_finished
 

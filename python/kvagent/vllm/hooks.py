@@ -69,15 +69,14 @@ class Guest:
     def heard(self, report: Report, over: Sequence[tuple[Sequence[SaveRun], bytes]], now: float) -> None:
         """A report was handled, with which these saves were over: runs, and statuses of blocks."""
 
-    def ended(self, tracked: Tracked) -> None:
-        """A request has ended. Its last blocks were added to the next saves."""
+    def ended(self, tracked: Tracked) -> dict[str, Any] | None:  # noqa: ARG002
+        """A request has ended, and its last blocks were added to the next saves. Return what its
+        answer is to say in ``kv_transfer_params``.
+        """
+        return None
 
     def reset(self, what: Reset) -> None:
         """Something known is void."""
-
-    def transfer_params(self, request: Any) -> dict[str, Any] | None:  # noqa: ARG002
-        """Return what the answer to an ended request is to say in ``kv_transfer_params``."""
-        return None
 
     def busy(self) -> bool:
         """Return whether steps are needed without requests."""
@@ -164,9 +163,6 @@ class WorkerGuest:
 
     def end(self) -> None:
         """The step's kernels are launched, or its results are asked for."""
-
-    def poll(self) -> None:
-        """The step's results are asked for."""
 
     def news(self) -> tuple[Any, ...]:
         """Return what the scheduler's guest has to learn since the last call."""

@@ -87,8 +87,8 @@ def test_a_hit_is_that_of_vllm(agent: AgentProcess, kind: str) -> None:
                     assert not any(wait(worker, m.Done, []).statuses)
                 answer = client.lookup(
                     Request(
-                        space=registered.space, session=scheduler.number, tokens=len(hashes) * BLOCK + 1, hash_len=32,
-                        hashes=b"".join(hashes), deadline_us=20_000_000,
+                        space=registered.space, session=scheduler.limits.session, tokens=len(hashes) * BLOCK + 1,
+                        hash_len=32, hashes=b"".join(hashes), deadline_us=20_000_000,
                     )
                 )  # fmt: skip
                 assert answer.tokens == of_vllm(kind, hashes, stored), (number, [key in stored for key in hashes])

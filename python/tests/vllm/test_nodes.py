@@ -244,7 +244,7 @@ def test_an_agent_that_stands_still_is_asked_no_more(
 
     def noticed() -> bool:
         world.step()
-        return bool(world.side._stopped)
+        return bool(world.side.agent.silent)
 
     eventually(noticed, "an agent that is seen to stand still", HITS_S)
     world.settle()

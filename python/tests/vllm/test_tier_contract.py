@@ -259,7 +259,7 @@ def test_a_reset_of_vllms_own_cache_counts_in_the_callers_process(
     assert one.look_up(key) is found, "chunks of weights that the program may have written to"
 
 
-@pytest.mark.parametrize("name", ["_first", "_collect", "_parents", "_say", "_submit", "_result", "_missing"])
+@pytest.mark.parametrize("name", ["_collect", "_parents", "_say", "_submit", "_result"])
 @pytest.mark.parametrize("times", [1, 10**9])
 def test_an_error_of_its_own_leaves_no_call(
     played: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, name: str, times: int
@@ -450,6 +450,8 @@ def test_the_plugin_keeps_the_configuration_of_vllms_connector_at_hand() -> None
             found.listeners.append(listener)
 
     class Listener:
+        events = None
+
         def before_weights_call(self, call: str) -> None:
             seen.append(call)
 

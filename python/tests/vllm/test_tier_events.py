@@ -59,8 +59,8 @@ class Chunks:
             for prompt, hashes in self.hashes.items():
                 ends = hashes[self._chunk - 1 :: self._chunk]
                 asked = Request(
-                    version=session.version, space=session.registered.space,
-                    session=session.number, want=Want.PROBE, tokens=len(ends) * size + 1,
+                    version=session.limits.version, space=session.registered.space,
+                    session=session.limits.session, want=Want.PROBE, tokens=len(ends) * size + 1,
                     deadline_us=10_000_000, groups=bytes([0]), hash_len=len(ends[0]), hashes=b"".join(ends),
                 )  # fmt: skip
                 found[prompt] = client.lookup(asked).tokens // size
@@ -107,7 +107,7 @@ class Heard:
     def joined(self) -> None:
         def look() -> bool:
             self.world.step()
-            return there(self.world) and self.world.tier._events._agent.session is not None
+            return there(self.world) and self.world.tier.events._agent.session is not None
 
         eventually(look, "the tier at the agent", 60.0)
 
@@ -217,5 +217,5 @@ def test_events_are_off_if_they_are_not_wanted(tiered: Any, small: AgentProcess)
     world.prompt("r", random_prompt(random.Random(1)))
     assert world.heard.stored
     assert routers.stores == 0
-    assert world.tier._events is None
-    assert tiered(tier(small.folder)).tier._events is None
+    assert world.tier.events is None
+    assert tiered(tier(small.folder)).tier.events is None

@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 from array import array
-from collections import deque
+from collections import Counter, deque
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.side import SchedulerSide
 
+    HashBlock = Callable[[bytes | None, list[int], tuple[str] | None], bytes]
+    """Returns a block's hash, from that of the one before it, its tokens and its extra keys."""
 
 MEDIA = (1, 2)  # of an EventRun: the agent's memory, and its disk
 MEDIA_NAMES = {1: "CPU", 2: "STORAGE"}  # as vLLM names them
@@ -65,7 +67,7 @@ class EventForm:
         self._stored, self._removed = BlockStored, BlockRemoved
         self.hash: Callable[[bytes], Any] = maybe_convert_block_hash
         """Returns a block hash as events name it: an integer, unless vLLM is told otherwise."""
-        self._media = media
+        self.media = media
         self._kinds: Sequence[tuple[str, int | None]] = ()
 
     def bind(self, manager: Any) -> None:
@@ -73,15 +75,9 @@ class EventForm:
         self._kinds = getattr(manager, "kv_cache_event_metadata", ())
 
     def stored(
-        self,
-        group: int,
-        parent: Any,
-        hashes: list[Any],
-        tokens: list[int],
-        size: int,
-        keys: list[tuple[str] | None],
-        medium: int,
-    ) -> Any:
+        self, group: int, parent: Any, hashes: list[Any], tokens: list[int], size: int,
+        keys: list[tuple[str] | None], medium: int,
+    ) -> Any:  # fmt: skip
         """Return the event that chained blocks of ``size`` tokens are stored, after the block
         ``parent`` or None. ``keys``: the extra keys of each block.
         """
@@ -91,14 +87,14 @@ class EventForm:
         }  # fmt: skip
         return self._stored(
             block_hashes=hashes, parent_block_hash=parent, token_ids=tokens, block_size=size, lora_id=None,
-            medium=self._media[medium], lora_name=None,
+            medium=self.media[medium], lora_name=None,
             **{name: value for name, value in optional.items() if name in self._stored.__struct_fields__},
         )  # fmt: skip
 
     def removed(self, group: int, hashes: list[Any], medium: int) -> Any:
         """Return the event that blocks are no longer stored there."""
         optional = {"group_idx": group} if "group_idx" in self._removed.__struct_fields__ else {}
-        return self._removed(block_hashes=hashes, medium=self._media[medium], **optional)
+        return self._removed(block_hashes=hashes, medium=self.media[medium], **optional)
 
 
 RUN_BYTES = 64 << 10  # tokens in one message
@@ -238,7 +234,7 @@ class Waker:
         self._lock = threading.Lock()
         self._watched: _Watched | None = None
         self._closed = False
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poked = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="kvagent waker", daemon=True)
         self._thread.start()
 
@@ -251,7 +247,7 @@ class Waker:
             if self._closed or (self._watched is not None and self._watched.covers(watched)):
                 return
             self._watched = watched
-        self._poke()
+        os.eventfd_write(self._poked, 1)
 
     def close(self) -> None:
         """End the thread. Repeated calls do nothing."""
@@ -259,16 +255,9 @@ class Waker:
             if self._closed:
                 return
             self._closed = True
-        self._poke()
+        os.eventfd_write(self._poked, 1)
         self._thread.join()
-        os.close(self._reader)
-        os.close(self._writer)
-
-    def _poke(self) -> None:
-        try:
-            os.write(self._writer, b"\0")
-        except BlockingIOError:
-            return  # it is full of pokes
+        os.close(self._poked)
 
     def _run(self) -> None:
         while True:
@@ -286,13 +275,13 @@ class Waker:
     def _wait(self, watched: _Watched | None) -> bool:
         """Return whether the engine is to be woken; False after a poke."""
         poller = select.poll()
-        poller.register(self._reader, select.POLLIN)
+        poller.register(self._poked, select.POLLIN)
         session, timeout_s, writes = watched or _Watched(None, None, writes=False)
         if session is not None and (fd := session.fileno()) >= 0:
             poller.register(fd, select.POLLIN | (select.POLLOUT if writes else 0))
         ready = poller.poll(None if timeout_s is None else timeout_s * 1e3)
-        if any(fd == self._reader for fd, _ in ready):
-            os.read(self._reader, 4096)
+        if any(fd == self._poked for fd, _ in ready):
+            os.eventfd_read(self._poked)
             return False
         return True
 
@@ -312,115 +301,155 @@ class EventCounts(Protocol):
     events_unsaid: int
 
 
-class EventsOptions(NamedTuple):
-    """How events are made, and what wakes an idle engine for them, if anything can."""
-
-    form: EventForm
-    waker: Waker | None = None
-
-
-class Told(Protocol):
-    """What the engine's stream says is stored."""
-
-    def __len__(self) -> int:
-        """Return how many blocks of the agent are stored."""
-
-    def clear(self) -> None:
-        """Forget all: the stream says that nothing is stored."""
-
-    def remove(self, most: int) -> list[Any]:
-        """Return events that remove blocks, at most that many, each before the one before it."""
-
-    def take(self, run: EventRun) -> list[Any]:
-        """Return the events of a run: none if it says nothing new."""
-
-
 class Published:
-    """The blocks of which the engine's stream says that they are stored."""
+    """What the engine's stream says is stored: chunks of one or more of vLLM's blocks. The agent
+    knows a chunk by the hash of its last block.
 
-    def __init__(self, form: EventForm, sizes: Mapping[int, int], counts: EventCounts) -> None:
-        """``sizes``: tokens of a block, by group of which events tell."""
-        self._form = form
-        self._sizes = sizes
-        self._counts = counts
-        # The media of each block, a bit each; a block before those after it.
-        self._stored: dict[int, dict[Any, int]] = {group: {} for group in sizes}
+    A chunk is told once under each name of a medium, after the one before it, and removed when the
+    last medium with that name has lost it. The hashes of its other blocks follow from its tokens.
+    Prompts that part within a chunk have two chunks that begin with the same blocks: these are
+    stored with the first chunk that has them, and removed with the last.
+    """
+
+    def __init__(
+        self, form: EventForm, sizes: Mapping[int, int], counts: EventCounts, blocks: int = 1,
+        hash_block: HashBlock | None = None,
+    ) -> None:  # fmt: skip
+        """``sizes``: tokens of a chunk, by group of which events tell. ``blocks`` of vLLM in a
+        chunk; those of several are told under one name. ``hash_block``: needed for several.
+        """
+        self._form, self._sizes, self._counts = form, sizes, counts
+        self._blocks, self._hash_block = blocks, hash_block
+        self._alike = {  # by medium, a bit for each medium with its name
+            medium: sum(1 << other for other in MEDIA if form.media[other] == form.media[medium]) for medium in MEDIA
+        }
+        # By group: the media of each chunk, a bit each, a chunk before those after it; the blocks
+        # of each chunk of several, as events name them; and how many chunks have each of these.
+        self._stored: dict[int, dict[bytes, int]] = {group: {} for group in sizes}
+        self._hashes: dict[int, dict[bytes, list[Any]]] = {group: {} for group in sizes}
+        self._holders: dict[int, Counter[Any]] = {group: Counter() for group in sizes}
 
     def __len__(self) -> int:
         return sum(map(len, self._stored.values()))
 
     def clear(self) -> None:
         """Forget all: the stream says that nothing is stored."""
-        for stored in self._stored.values():
-            stored.clear()
+        for group in self._stored:
+            for one in (self._stored[group], self._hashes[group], self._holders[group]):
+                one.clear()
 
     def remove(self, most: int) -> list[Any]:
-        """Return events that remove blocks, at most that many, each before the one before it."""
+        """Return events that remove chunks, at most that many, each before the one before it."""
         events = []
         for group, stored in self._stored.items():
             gone = [stored.popitem() for _ in range(min(most, len(stored)))]
             most -= len(gone)
-            for media, alike in groupby(gone, itemgetter(1)):
-                hashes = [one for one, _ in alike]
-                for medium in MEDIA:
-                    if media & 1 << medium:
-                        self._counts.events_removed += len(hashes)
-                        events.append(self._form.removed(group, hashes, medium))
+            for media, some in groupby(gone, itemgetter(1)):
+                keys = [key for key, _ in some]
+                names = {alike: medium for medium, alike in self._alike.items() if media & alike}
+                for medium in names.values():
+                    events += self._removed(group, keys, medium)
         return events
 
     def take(self, run: EventRun) -> list[Any]:
-        """Return the event of a run, if it says anything new."""
-        event = self._take(run)
-        return [] if event is None else [event]
-
-    def _take(self, run: EventRun) -> Any | None:
+        """Return the events of a run: none if it says nothing new."""
         stored = self._stored.get(run.group)
         if stored is None or run.medium not in MEDIA:
-            return None
-        n = run.hash_len
-        hashes = [self._form.hash(run.hashes[at : at + n]) for at in range(0, len(run.hashes), n)]
-        if run.kind == EventKind.REMOVED:
-            gone = [one for one in hashes if _leave(stored, one, 1 << run.medium)]
-            self._counts.events_removed += len(gone)
-            return self._form.removed(run.group, gone, run.medium) if gone else None
-        return self._take_stored(run, stored, hashes)
+            return []
+        n, bit, gone = run.hash_len, 1 << run.medium, list[bytes]()
+        keys = [run.hashes[at : at + n] for at in range(0, len(run.hashes), n)]
+        if run.kind != EventKind.REMOVED:
+            return self._take_stored(run, stored, keys)
+        for key in keys:
+            media = stored.get(key, 0)
+            if media == bit:
+                del stored[key]
+            elif media & bit:
+                stored[key] = media & ~bit
+            if media & self._alike[run.medium] == bit:
+                gone.append(key)
+        return self._removed(run.group, gone, run.medium)
 
-    def _take_stored(self, run: EventRun, stored: dict[Any, int], hashes: list[Any]) -> Any | None:
-        size, tokens = self._sizes[run.group], unpacked(run.tokens)
-        parent = self._form.hash(run.parent) if run.parent else None
-        keys = salt_of(run.extra) if run.extra else None
-        if len(tokens) != size * len(hashes) or (run.extra and keys is None):
-            return None
-        bit = 1 << run.medium
-        if (parent is not None and parent not in stored) or any(stored.get(one, 0) & bit for one in hashes):
-            return None
-        for one in hashes:
-            stored[one] = stored.get(one, 0) | bit
+    def _take_stored(self, run: EventRun, stored: dict[bytes, int], keys: list[bytes]) -> list[Any]:
+        size, bit, ids = self._sizes[run.group], 1 << run.medium, unpacked(run.tokens)
+        salt, salted = salt_of(run.extra) if run.extra else None, bool(run.extra)
+        if len(ids) != len(keys) * size or (salted and salt is None) or (run.parent and run.parent not in stored):
+            return []
+        if any(stored.get(key, 0) & bit for key in keys):
+            return []
+        before, parent, named = run.parent, None, self._form.hash
+        hashes, tokens, extra = list[Any](), list[int](), list[tuple[str] | None]()
+        for i, key in enumerate(keys):
+            media = stored.get(key, 0)
+            if media & self._alike[run.medium]:
+                if hashes:
+                    break  # a chunk that is told follows one that is not
+            else:
+                some = ids[i * size : (i + 1) * size]
+                blocks = self._blocks_of(before, key, some, salt)
+                if not blocks:
+                    break
+                first = self._hold(run.group, key, blocks)
+                if not hashes:
+                    parent = blocks[first - 1] if first else named(before) if before else None
+                hashes += blocks[first:]
+                tokens += some[first * (size // self._blocks) :]
+                extra += [None if at else salt for at in range(first, len(blocks))]
+            stored[key] = media | bit
+            before = key
+        if not hashes:
+            return []
         self._counts.events_stored += len(hashes)
-        return self._form.stored(run.group, parent, hashes, tokens, size, [keys] * len(hashes), run.medium)
+        return [self._form.stored(run.group, parent, hashes, tokens, size // self._blocks, extra, run.medium)]
 
+    def _blocks_of(self, parent: bytes, key: bytes, ids: list[int], salt: tuple[str] | None) -> list[Any]:
+        """Return a chunk's blocks as events name them; none if its key has other tokens."""
+        if self._hash_block is None or self._blocks == 1:
+            return [self._form.hash(key)]
+        size, raw = len(ids) // self._blocks, list[bytes]()
+        for at in range(0, len(ids), size):
+            raw.append(self._hash_block(raw[-1] if raw else parent or None, ids[at : at + size], None if raw else salt))
+        return list(map(self._form.hash, raw)) if raw[-1] == key else []
 
-def _leave(stored: dict[Any, int], block: Any, bit: int) -> bool:
-    """Note that a block has left a medium. Return whether it was stored there."""
-    media = stored.get(block, 0)
-    if media == bit:
-        del stored[block]
-    elif media & bit:
-        stored[block] = media & ~bit
-    return media & bit != 0
+    def _hold(self, group: int, key: bytes, blocks: list[Any]) -> int:
+        """Note a chunk's blocks. Return the first one that no other chunk has."""
+        if self._blocks == 1:
+            return 0
+        holders = self._holders[group]
+        first = sum(1 for one in blocks if holders[one])
+        holders.update(blocks)
+        self._hashes[group][key] = blocks
+        return first
+
+    def _removed(self, group: int, keys: list[bytes], medium: int) -> list[Any]:
+        """Return the event that chunks are gone, if they had blocks that no other has."""
+        hashes, holders = list[Any](), self._holders[group]
+        for key in keys:
+            for one in reversed(self._hashes[group].pop(key, ())):
+                holders[one] -= 1
+                if not holders[one]:
+                    del holders[one]
+                    hashes.append(one)
+        if self._blocks == 1:
+            hashes = list(map(self._form.hash, keys))
+        self._counts.events_removed += len(hashes)
+        return [self._form.removed(group, hashes, medium)] if hashes else []
 
 
 class Publication:
     """Asks the agent, and publishes its answers."""
 
-    def __init__(self, agent: AgentSession, tokens: Tokens, options: EventsOptions, told: Told, scale: int = 1) -> None:
-        """``scale``: blocks of vLLM in one of the agent."""
+    def __init__(
+        self, agent: AgentSession, tokens: Tokens, published: Published, waker: Waker | None = None, scale: int = 1
+    ) -> None:
+        """``waker``: what wakes an idle engine for events, if anything can. ``scale``: blocks of
+        vLLM in one of the agent.
+        """
         self.tokens = tokens
-        self.form = options.form
         self._agent = agent
-        self._published = told
+        self._published = published
         self._scale = scale
-        self._waker = options.waker
+        self._waker = waker
         self._session: Session | None = None  # whose events are published
         self._requests = 0
         self._asked = 0  # the request whose answer is awaited
@@ -513,17 +542,18 @@ class Publication:
 class Events(Guest):
     """The events of an engine's own blocks."""
 
-    def __init__(self, options: EventsOptions) -> None:
-        self._options = options
+    def __init__(self, form: EventForm, waker: Waker | None = None) -> None:
+        self._form, self.waker = form, waker
 
     def begin(self, side: SchedulerSide, manager: Any) -> None:
         """Begin with the side's agent, and answer vLLM when it takes events."""
         super().begin(side, manager)
         tokens = Tokens(side.geometry, side.counts)
-        told = Published(self._options.form, tokens.sizes, side.counts)
-        self._publication = Publication(side.agent, tokens, self._options, told)
+        self._publication = Publication(
+            side.agent, tokens, Published(self._form, tokens.sizes, side.counts), self.waker
+        )  # fmt: skip
         side.take_events = self._publication.take
-        self._publication.form.bind(manager)  # it has the groups that vLLM's own events name
+        self._form.bind(manager)  # it has the groups that vLLM's own events name
 
     def named(self, tracked: Tracked, group: int, first: int, blocks: int) -> None:
         """Say the tokens of blocks. The agent may have lost those of loaded ones by a restart."""

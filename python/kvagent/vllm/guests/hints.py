@@ -1,14 +1,9 @@
-"""What single requests ask for: switches in their ``kv_transfer_params`` (docs/VLLM.md), and hints
-of how their blocks will be used.
+"""Hints of how a request's blocks will be used: actions on them (docs/STEERING.md).
 
-A client sends switches, so a bad one is counted, logged and ignored, and its request runs as
-without it. They concern the cache: a prompt that is computed for a decode engine is saved, and one
-that a prefill engine computes is loaded, whatever they say.
-
-Hints are actions on blocks (docs/STEERING.md). vLLM 0.33 hands on an envelope of actions
-(``Request.kv_hints``), each with an ID, a type, a version and a payload. ``kvagent.hints`` may have
-the same, or a list of plain actions, whose payload is beside their type. A router may also name the
-agent that has a prompt (llm-d's ``remote_kv_source``).
+vLLM 0.33 hands on an envelope of actions (``Request.kv_hints``), each with an ID, a type, a version
+and a payload. ``kvagent.hints`` may have the same, or a list of plain actions, whose payload is
+beside their type. A router may also name the agent that has a prompt (llm-d's
+``remote_kv_source``).
 
 The agent is told what brings blocks when a request arrives, and all else once it has ended and its
 saves are over, with the facts of its end: then its blocks are stored, and nobody waits.
@@ -42,10 +37,6 @@ NAMES = {f"kv.{action.name.lower()}": action for action in Action}
 VERSIONS = "1."  # of actions
 MAX_SECONDS = MAX_HINT_MS // 1000
 MAX_SHOWN = 80  # characters
-PREFIX = "kvagent"
-SWITCHES = ("save", "load", "max_load_tokens", "session", "hints")
-MAX_TOKENS = 1 << 30
-MAX_LOGGED = 64  # reasons that are logged as warnings; clients could send new ones without end
 MAX_TOKENIZER_BYTES = 16 << 20
 MAX_ENDED = 1024  # ended requests that wait for their saves; the oldest is forgotten for one more
 
@@ -95,13 +86,20 @@ def _action(identifier: str, kind: Any, version: Any, payload: Any) -> HintActio
         raise Bad(f"{kind}: version {shown(version)}, allowed is {VERSIONS}x")
     if not isinstance(payload, Mapping):
         raise Bad(f"{kind}: payload: {shown(payload)}, allowed is a mapping")
-    priority = _integer(f"{kind}: priority: ", payload.get("priority", MAX_PRIORITY // 2), MAX_PRIORITY)
+    priority = integer(f"{kind}: priority: ", payload.get("priority", MAX_PRIORITY // 2), MAX_PRIORITY)
     peer = _peer(payload) if action == Action.FETCH else ""
     ms = _milliseconds(str(kind), payload) if action in _TIMES else 0
     return HintAction(identifier, action, priority, ms, peer)
 
 
-def _integer(name: str, value: Any, most: int) -> int:
+def expect(allowed: object, why: str) -> None:
+    """Raise Bad unless something is allowed."""
+    if not allowed:
+        raise Bad(why)
+
+
+def integer(name: str, value: Any, most: int) -> int:
+    """Return a client's integer of 0 to ``most``. Raise Bad."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise Bad(f"{name}{shown(value)}, allowed is an integer 0 to {most}")
     return value
@@ -144,79 +142,6 @@ def _source(params: Mapping[str, Any]) -> HintAction | None:
     return HintAction("remote_kv_source", Action.FETCH, peer=peer) if good else None
 
 
-class Switches(Guest):
-    """Reads the switches of requests."""
-
-    def __init__(self, hints: Hints, *, transfers: bool) -> None:
-        """``transfers``: the engine takes part in transfers."""
-        self._hints = hints
-        self._transfers = transfers
-        self._logged: set[str] = set()
-
-    def seen(self, tracked: Tracked) -> None:
-        """Apply the switches of a request that has arrived. What is no mapping, for a client may
-        have sent any JSON, is taken from the request: vLLM and other guests read it too.
-        """
-        request = tracked.request
-        params = getattr(request, "kv_transfer_params", None)
-        if isinstance(params, dict):
-            for name, value in _given(params):
-                try:
-                    self._apply(tracked, name, value, params)
-                except Bad as reason:
-                    self._ignore(f"kv_transfer_params: {PREFIX}.{name if name in SWITCHES else shown(name)}: {reason}")
-        elif params is not None:
-            self._ignore(f"kv_transfer_params: {shown(params)}, allowed is a mapping")
-            request.kv_transfer_params = None
-
-    def _apply(self, tracked: Tracked, name: str, value: Any, params: Mapping[str, Any]) -> None:
-        counts, receives = self.side.counts, self._transfers and params.get("do_remote_prefill") is True
-        if name == "session":
-            self._hints.name(tracked, value)
-        elif name == "hints":
-            self._hints.add(tracked, value)
-        elif name == "max_load_tokens":
-            most = _integer("", value, MAX_TOKENS)
-            _check(not receives, "a prompt of a prefill engine is loaded")
-            tracked.asking.most = min(tracked.asking.most, most)
-            counts.requests_limited += 1
-        else:
-            _check(name in SWITCHES, f"no such switch; there are {', '.join(SWITCHES)}")
-            _check(isinstance(value, bool), f"{shown(value)}, allowed is true or false")
-            if name == "save" and not value:
-                delivers = self._transfers and params.get("do_remote_decode") is True
-                _check(not delivers, "a prompt for a decode engine is saved")
-                tracked.saving.most = 0
-                counts.requests_unsaved += 1
-            elif name == "load" and not value:
-                _check(not receives, "a prompt of a prefill engine is loaded")
-                tracked.asking.most = 0
-                counts.requests_unloaded += 1
-
-    def _ignore(self, reason: str) -> None:
-        self.side.counts.switches_ignored += 1
-        if reason not in self._logged and len(self._logged) < MAX_LOGGED:
-            self._logged.add(reason)
-            log.warning("%s; it is ignored", reason)
-
-
-def _given(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the switches; of two with one name, that with the full name."""
-    nested = params.get(PREFIX, {})
-    if isinstance(nested, Mapping):
-        yield from ((str(name), value) for name, value in nested.items() if f"{PREFIX}.{name}" not in params)
-    elif nested is not None:
-        yield "", nested
-    for name, value in params.items():
-        if isinstance(name, str) and name.startswith(f"{PREFIX}."):
-            yield name.removeprefix(f"{PREFIX}."), value
-
-
-def _check(allowed: object, why: str) -> None:
-    if not allowed:
-        raise Bad(why)
-
-
 @dataclass(eq=False, slots=True)
 class _Told:
     """What the agent is told of a request: ``about`` has the facts of its end, once it has ended,
@@ -250,7 +175,6 @@ class Hints(Guest):
         self._told: dict[Tracked, _Told] = {}  # those that have not ended, or whose saves have not
         self._bringing: list[_Told] = []  # for which something is to be brought
         self._ended: list[_Told] = []  # whose saves have not
-        self._last: tuple[str, list[dict[str, Any]]] = ("", [])  # of the request that ended last: its receipts
         self._req = secrets.randbits(31)
 
     def name(self, tracked: Tracked, session: Any) -> None:
@@ -272,7 +196,7 @@ class Hints(Guest):
                 name, what, version, payload = _parts(one)
                 kind = what if isinstance(what, str) and what in NAMES else shown(what)
                 identifier = _text("" if name is None else name, name="id: ")
-                _check(i < MAX_HINT_ACTIONS, f"{len(every)} actions, allowed are {MAX_HINT_ACTIONS}")
+                expect(i < MAX_HINT_ACTIONS, f"{len(every)} actions, allowed are {MAX_HINT_ACTIONS}")
                 self._take(told, _action(identifier, what, version, payload))
             except Bad as reason:
                 told.receipts.append(_receipt(identifier, kind, ActionState.REJECTED, str(reason)))
@@ -367,12 +291,11 @@ class Hints(Guest):
                     told.first.update((run.group, key) for key, one in stored if one == BlockStatus.OK)
         self._settle()
 
-    def ended(self, tracked: Tracked) -> None:
-        """Handle the end of a request, whose last blocks were added to the next saves."""
+    def ended(self, tracked: Tracked) -> dict[str, Any] | None:
+        """Handle the end of a request. Return the receipts of its hints, if it had some."""
         told, request = self._told.pop(tracked, None), tracked.request
         if told is None:
-            return
-        self._last = request.request_id, told.receipts
+            return None
         if told in self._bringing:
             self._bringing.remove(told)
         finish = _FINISHED.get(getattr(request.status, "name", ""), Finish.UNKNOWN)
@@ -387,6 +310,7 @@ class Hints(Guest):
             self._ended.append(told)
             self._told[tracked] = told
             self._settle()
+        return {"kvagent.receipts": told.receipts} if told.receipts else None
 
     def reset(self, what: Reset) -> None:
         """Forget all requests that have ended, since their blocks belong to old weights."""
@@ -394,11 +318,6 @@ class Hints(Guest):
             for told in self._ended:
                 del self._told[told.tracked]
             self._ended.clear()
-
-    def transfer_params(self, request: Any) -> dict[str, Any] | None:
-        """Return the receipts of a request's hints, if it had some."""
-        of, receipts = self._last
-        return {"kvagent.receipts": receipts} if receipts and of == request.request_id else None
 
     def _blocks(self, request: Any, tokens: int) -> list[Sequence[bytes]]:
         """Return the hashes of a request's first tokens, by group."""

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.vllm import internals
-from kvagent.vllm.scheduler.requests import Hurry
+from kvagent.vllm.scheduler.requests import Hurry, Phase
 from kvagent.vllm.scheduler.saves import SaveRun, Saves
 from kvagent.wire import section
 
@@ -93,6 +93,8 @@ class LazySaves(Saves):
         """Begin with a request that is admitted. All of its blocks are noted, wherever they came
         from: the agent may have lost them by the time that they are evicted.
         """
+        tracked.phase = Phase.RUNNING
+        self.schedule.add(tracked)
         self._taken += sum(tracked.own // size for _, size, _, _ in self._groups)
 
     def add(self, tracked: Tracked, tokens: int) -> None:

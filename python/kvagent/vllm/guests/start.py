@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from kvagent.registration import Registration
     from kvagent.vllm.geometry import Geometry, Identity, Ranks
     from kvagent.vllm.guests.cells import Cells
-    from kvagent.vllm.guests.nodes import NodePart
+    from kvagent.vllm.guests.events import Events
+    from kvagent.vllm.guests.parts import NodePart
     from kvagent.vllm.guests.sync import SyncLoads
     from kvagent.vllm.hooks import WorkerGuest
     from kvagent.vllm.options import Options
@@ -38,7 +39,7 @@ class GuestStart(Start):
         self._cells: Cells | None = None
         self._node: NodePart | None = None
         if self.part.count > 1:
-            from kvagent.vllm.guests.nodes import NodePart
+            from kvagent.vllm.guests.parts import NodePart
 
             self.part = self._node = NodePart(self.part.index, self.part.count, self.part.world, self.part.tp)
 
@@ -160,8 +161,8 @@ class GuestStart(Start):
         log.info("load_mode: auto: every load is asynchronous, since %s", reason)
         return None
 
-    def _events(self) -> Any:
-        """Return how KV events are made, if the engine publishes some."""
+    def _events(self) -> Events | None:
+        """Return the guest that makes KV events, if the engine publishes some."""
         config = self.vllm_config.kv_events_config
         if self.options.events == OFF or config is None or not config.enable_kv_cache_events:
             return None
@@ -170,26 +171,26 @@ class GuestStart(Start):
             return None
         from vllm.v1.engine import core  # these modules exist only in the process of the scheduler
 
-        from kvagent.vllm.guests.events import EventForm, EventsOptions, Waker
+        from kvagent.vllm.guests.events import EventForm, Events, Waker
 
         wake = internals.waker(core)
-        return EventsOptions(EventForm(), Waker(wake) if wake is not None else None)
+        return Events(EventForm(), Waker(wake) if wake is not None else None)
 
 
 def joined(
     options: Options, geometry: Geometry, *, world: int = 1, saves: bool = True, engine_id: str = "", tp_size: int = 1,
     parts: int = 1, media: str = "content", multimodal: bool = True, lora: bool = True,
-    step_tokens: int = 0, waits: SyncLoads | None = None, events: Any = None,
+    step_tokens: int = 0, waits: SyncLoads | None = None, events: Events | None = None,
     tool_tokens: frozenset[int] = frozenset(),
 ) -> Joined:  # fmt: skip
     """Return the guests of an engine, in the order in which they hear of a request.
 
     ``parts``: the nodes that it is on. ``media``: how requests with items are keyed, as the option.
     ``step_tokens``: the most that a step computes. ``waits``: which loads steps wait for, if there
-    are some. ``events``: how KV events are made; None without them. ``tool_tokens``: of which an
-    output that calls a tool has one.
+    are some. ``events``: what makes KV events. ``tool_tokens``: those that call a tool.
     """
-    from kvagent.vllm.guests.hints import Hints, Switches
+    from kvagent.vllm.guests.hints import Hints
+    from kvagent.vllm.guests.switches import Switches
 
     hints = Hints(options.remote_wait_ms / 1e3, tool_tokens, nodes=parts)
     one = Joined([Switches(hints, transfers=options.transfers)])  # it reads what clients ask for
@@ -205,9 +206,7 @@ def joined(
 
         one.guests.append(States(geometry))
     if events is not None:
-        from kvagent.vllm.guests.events import Events
-
-        one.guests.append(Events(events))
+        one.guests.append(events)
         one.attached = None if events.waker is None else events.waker.wake
     if parts > 1:
         from kvagent.vllm.guests.nodes import JointSession

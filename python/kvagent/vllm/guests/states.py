@@ -73,7 +73,8 @@ class States(Guest):
         """Add the states that vLLM hands over in a step, unless blocks are scarce."""
         handed = getattr(getattr(output, "kv_connector_block_state", None), "boundary_state_offloads", None) or {}
         side = self.side
-        if not handed or side.short() or output.preempted_req_ids:
+        short = output.preempted_req_ids or side.agent.silent or side.blocks.scarce()
+        if not handed or short or not (side.takes and side.saves.ready()):
             return
         for request, states in handed.items():
             tracked = side.requests.get(request)

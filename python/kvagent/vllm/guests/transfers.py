@@ -142,14 +142,13 @@ class Offer:
 class Transfers(Guest):
     """The transfers of one engine: offers of a prefill engine, and what a decode engine wants."""
 
-    def __init__(self, options: Options, engine_id: str, tp_size: int, *, saves: bool, loads: bool = True) -> None:
-        """``saves``, ``loads``: what the engine may do."""
+    def __init__(self, options: Options, engine_id: str, tp_size: int, *, saves: bool) -> None:
+        """``saves``: whether the engine may save."""
         self._ttl_ms = int(options.transfer_ttl_ms)
         self._remote_s = options.remote_wait_ms / 1e3
         self._engine_id = engine_id
         self._tp_size = tp_size
         self._saves = saves
-        self._loads = loads
         self._open: dict[str, Offer] = {}  # of requests that have not ended, by request
         self._ended: list[Offer] = []  # whose saves have not
         self._wanted: dict[str, tuple[Tracked, bytes]] = {}  # by request, until it has what it wants
@@ -163,7 +162,7 @@ class Transfers(Guest):
         params = getattr(request, "kv_transfer_params", None) or {}
         if params.get("do_remote_decode") is True and self._saves and not tracked.barred:
             self._offer(tracked, params)
-        elif params.get("do_remote_prefill") is True and self._loads and (one := wanted(params, request.request_id)):
+        elif params.get("do_remote_prefill") is True and (one := wanted(params, request.request_id)):
             self._wanted[request.request_id] = tracked, one.name
             pending_s = self._remote_s if one.early else min(self._remote_s, COMPUTED_S)
             tracked.asking.terms = Terms(one.name, one.peer, one.early, self._remote_s, pending_s)
@@ -190,11 +189,23 @@ class Transfers(Guest):
                 self._deliver(tracked)
         self._settle()
 
-    def ended(self, tracked: Tracked) -> None:
-        """End a request: what it offers is completed once its saves are over."""
+    def ended(self, tracked: Tracked) -> dict[str, Any] | None:
+        """End a request: what it offers is completed once its saves are over. Return what a decode
+        engine needs to know about it, if it was computed for one.
+        """
         self._deliver(tracked)
-        if offer := self._open.pop(tracked.request.request_id, None):
+        request, given = tracked.request, getattr(tracked.request, "kv_transfer_params", None)
+        if offer := self._open.pop(request.request_id, None):
             self._ended.append(offer)
+        if not isinstance(given, dict) or given.get("do_remote_decode") is not True:
+            return None
+        host, port = split(self.side.agent.peer)
+        name = given.get("transfer_id")
+        return {
+            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": self._engine_id,
+            "remote_request_id": request.request_id, "remote_host": host, "remote_port": port,
+            "tp_size": self._tp_size, "remote_num_tokens": int(request.num_computed_tokens),
+        } | ({"transfer_id": name} if is_name(name) else {})  # fmt: skip
 
     def reset(self, what: Reset) -> None:
         """Forget the ended requests if their agent is gone, and open the others' transfers at a new
@@ -205,21 +216,6 @@ class Transfers(Guest):
         if what is Reset.BEGAN:
             for offer in self._open.values():
                 self._send(offer, time.monotonic())
-
-    def transfer_params(self, request: Any) -> dict[str, Any] | None:
-        """Return what a decode engine needs to know about an ended request, if it was computed for
-        one.
-        """
-        given = request.kv_transfer_params
-        if not isinstance(given, dict) or given.get("do_remote_decode") is not True:
-            return None
-        host, port = split(self.side.agent.peer)
-        name = given.get("transfer_id")
-        return {
-            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": self._engine_id,
-            "remote_request_id": request.request_id, "remote_host": host, "remote_port": port,
-            "tp_size": self._tp_size, "remote_num_tokens": int(request.num_computed_tokens),
-        } | ({"transfer_id": name} if is_name(name) else {})  # fmt: skip
 
     def busy(self) -> bool:
         """Return whether steps are needed without requests."""

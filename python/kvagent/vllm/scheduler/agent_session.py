@@ -55,12 +55,15 @@ class AgentSession:
     def __init__(self, link: Link, options: Constants) -> None:
         self.lookups: Lookups | None = None
         self.switches = m.Switches(1, 1)
+        self.silent = False
+        """Whether it was found to be ``stopped``, and has not answered since."""
         self.messages: list[m.Message] = []
         """What the session was sent besides, and was not taken."""
         self._heard_at = 0.0  # when the agent last sent something, or was pinged
         self._link = link
         self._options = options
         self._session: Session | None = None
+        self._left = False  # one has ended, which poll has not returned
         self._boot = b""  # the boot ID of the last agent
         self._epoch = 0  # its last known epoch
         self._reset_pending = False  # a reset that the agent missed precedes all else in the next session
@@ -79,7 +82,7 @@ class AgentSession:
     @property
     def peer(self) -> str:
         """Return host:port where other agents reach this one; empty if they cannot."""
-        return "" if self._session is None else self._session.peer
+        return "" if self._session is None else self._session.limits.peer
 
     @property
     def job_blocks(self) -> int:
@@ -111,11 +114,11 @@ class AgentSession:
         call. Does not wait, except for a pending reset.
         """
         current = self._link.current()
-        if current is self._session and (current is None or not listen or current.quiet()):
+        if current is self._session and not self._left and (current is None or not listen or current.quiet()):
             return NO_CHANGE  # the usual case
-        ended = began = reset = False
+        began = reset = False
         if current is not self._session:
-            ended = self._detach()
+            self._detach()
             if current is not None:
                 reset = self._missed_reset(current)
                 began = self._attach(current)
@@ -130,7 +133,9 @@ class AgentSession:
                     elif isinstance(event, (m.BlockEvents, m.Hinted, m.Done)):
                         self.messages.append(event)
             except (SessionEnded, SessionBroken):
-                ended, began = self._detach(), False
+                self._detach()
+                began = False
+        ended, self._left = self._left, False
         return SessionChange(ended, began, reset) if ended or began or reset else NO_CHANGE
 
     def take(self, kind: type[_Message]) -> list[_Message]:
@@ -183,37 +188,34 @@ class AgentSession:
                 return True
         return False
 
-    def reset(self) -> bool:
-        """Start a new epoch. Return False if the agent did not answer: the next session resets."""
+    def reset(self) -> None:
+        """Start a new epoch. If the agent does not answer, the next session begins with that."""
         self._reset_pending = True
-        if self._session is None:
-            return True  # the next session resets before it loads
-        try:
-            self._epoch = self._session.reset(RESET_S)
-        except (KVAgentError, OSError) as error:
-            log.warning("reset: %s; the next session repeats it", error)
-            self._detach()
-            return False
-        self._reset_pending = False
-        return True
+        if self._session is not None:
+            try:
+                self._epoch = self._session.reset(RESET_S)
+                self._reset_pending = False
+            except (KVAgentError, OSError) as error:
+                log.warning("reset: %s; the next session repeats it", error)
+                self._detach()
 
-    def move(self) -> bool:
+    def move(self) -> None:
         """Leave the space, and drop a pending reset of it; ``proceed`` allows the session in the
-        next one. Return whether there was a session.
+        next one.
         """
         self._reset_pending = False
-        return self.reregister(hold=True)
+        self.reregister(hold=True)
 
     def proceed(self) -> None:
         """Allow the next registration, since all ranks move too."""
         self._link.proceed()
 
-    def reregister(self, *, hold: bool = False) -> bool:
+    def reregister(self, *, hold: bool = False) -> None:
         """End the session; the next one registers the present identity, with ``hold`` not before
-        ``proceed``. Return whether there was one.
+        ``proceed``.
         """
         self._moved = True
-        return self._leave(partial(self._link.renew, hold=hold))
+        self._leave(partial(self._link.renew, hold=hold))
 
     def begin_anew(self) -> None:
         """End the session and its leases; the next one has the same registration."""
@@ -223,20 +225,19 @@ class AgentSession:
         """Leave the agent. Its leases end with the session."""
         self._leave(self._link.close)
 
-    def _leave(self, take: Callable[[], Session | None]) -> bool:
-        """Close the session, and the one that ``take`` takes from the link, usually the same.
-        Return whether there was one.
-        """
+    def _leave(self, take: Callable[[], Session | None]) -> None:
+        """Close the session, and the one that ``take`` takes from the link, usually the same."""
         session, self._session = self._session, None
+        self._left |= session is not None
         self._close_lookups()
         for one in {id(one): one for one in (session, take())}.values():
             if one is not None:
                 one.close()  # a scheduler has no memory that needs a fence
-        return session is not None
 
-    def _detach(self) -> bool:
-        """Leave a session that has ended or is useless. Return whether there was one."""
-        return self._session is not None and self._leave(partial(self._link.lost, self._session))
+    def _detach(self) -> None:
+        """Leave a session that has ended or is useless."""
+        if self._session is not None:
+            self._leave(partial(self._link.lost, self._session))
 
     def _missed_reset(self, session: Session) -> bool:
         """Return whether the space was reset since the last session, or since the agent's start."""
@@ -248,8 +249,10 @@ class AgentSession:
         self._session = session
         self._moved = False
         self._boot, self._epoch = session.boot, session.registered.epoch
-        if self._reset_pending and not AgentSession.reset(self):
-            return False
+        if self._reset_pending:
+            AgentSession.reset(self)
+            if self._reset_pending:
+                return False
         self.switches = m.Switches(1, 1)
         self._heard_at = 0.0
         self.lookups = Lookups(session, self._options.lookup_wait_ms / 1e3, self._options.lookup_age_ms / 1e3)

@@ -181,9 +181,9 @@ class Lookups:
         self._probes.clear()
 
     def _request(self, want: Want, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms) -> Request:
-        session = self._session
+        session, limits = self._session, self._session.limits
         return Request(
-            version=session.version, space=session.registered.space, session=session.number, want=want,
+            version=limits.version, space=session.registered.space, session=limits.session, want=want,
             tokens=tokens, hbm_tokens=own, deadline_us=int(self._age_s * 1e6), groups=terms.groups,
             hash_len=len(hashes[0]), hashes=b"".join(hashes), transfer=terms.transfer, peer=terms.peer,
             early=int(terms.early),
@@ -288,6 +288,11 @@ class Loads:
         """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet. The
         last block alone is loaded only if it was computed for the request.
         """
+        if not self._usable(tracked):
+            if self._agent.silent:
+                self._counts.lookups_unanswered += tracked.asking.ticket is not None
+                self._abandon(tracked)
+            return 0
         lookups, asking = self._agent.lookups, tracked.asking
         least = 1 if asking.terms.transfer else self._least
         most = self._whole(self.most(tracked, own)) - own
@@ -301,6 +306,17 @@ class Loads:
                 return None
         tokens = self._whole(min(promised.tokens, self.most(tracked, own))) - own
         return tokens if tokens >= least else 0
+
+    def probe(self, tracked: Tracked) -> None:
+        """Tell the agent which blocks a look-up of a request that has arrived will ask for. None of
+        them is fetched from another agent that the engine's own cache has, which vLLM tells only
+        when it schedules the request.
+        """
+        if self._agent.lookups is not None and self._usable(tracked):
+            own, groups, scale = 0, self._geometry.groups, self._geometry.scale(0)
+            if self._remote(tracked) and len(groups) == 1:
+                own = self._blocks.cached(tracked.request.block_hashes[scale - 1 :: scale], 0) * groups[0].block_tokens
+            self._agent.lookups.probe(tracked, own, self.most(tracked, own))
 
     def most(self, tracked: Tracked, own: int) -> int:
         """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
@@ -321,11 +337,6 @@ class Loads:
         self._counts.lookups_unanswered += tracked.asking.ticket is not None
         tracked.asking.promised = None
         tracked.asking.ends()
-
-    def give_up(self, tracked: Tracked) -> None:
-        """Abandon a look-up in flight, if any, since the agent does not answer."""
-        self._counts.lookups_unanswered += tracked.asking.ticket is not None
-        self._abandon(tracked)
 
     def _take_promise(self, tracked: Tracked) -> Promise | None:
         """Return the promise and pass its lease to the caller."""
@@ -395,6 +406,16 @@ class Loads:
         tracked.asking.promised = promised
         return promised
 
+    def _usable(self, tracked: Tracked) -> bool:
+        """Return whether a request may be loaded now."""
+        agent, asking = self._agent, tracked.asking
+        answers = agent.switches.loads == 1 and (not agent.silent or bool(asking.terms.transfer))
+        wanted = asking.most > 0 and not tracked.request.skip_reading_prefix_cache
+        return answers and wanted and not (tracked.barred or tracked.load)
+
+    def _remote(self, tracked: Tracked) -> bool:
+        return tracked.asking.terms.peer not in ("", self._agent.peer)
+
     def _whole(self, tokens: int) -> int:
         """Round tokens down to whole blocks of every group."""
         return tokens // self._geometry.align * self._geometry.align
@@ -411,9 +432,9 @@ class Loads:
         self.planned, self._cancels = [], []
         return taken
 
-    def plan(self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int) -> Promise | None:
-        """Plan the load of promised tokens. Return the promise, if there is one still. The load
-        must be reported, so it is planned without one too.
+    def plan(self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int) -> dict[str, int]:
+        """Plan the load of promised tokens. Return where they come from. The load must be reported,
+        so it is planned without a promise too.
         """
         own, promise, request = tracked.own, tracked.asking.promised, tracked.request
         runs = list(self._runs(tracked, tables, own, own + external))
@@ -435,7 +456,8 @@ class Loads:
             struct.pack(f"<{len(blocks)}I", *[block.block_id for block in blocks]), self._agent.space,
             tracked.waits, tracked.depends, self._agent.targets(lease) if boot else (),
         ))  # fmt: skip
-        return self._take_promise(tracked)  # its lease is the load's now
+        # The promise's lease is the load's now.
+        return sources(self._take_promise(tracked), external, from_peer=self._remote(tracked))
 
     def withdraw(self, tracked: Tracked) -> None:
         """Forget the loads of a request that no plan has yet."""

@@ -63,8 +63,9 @@ class SaveSchedule:
         self._share = 0  # of the next turn, in 1/RUN_STEPS
 
     def add(self, tracked: Tracked) -> None:
-        """Look at a request in the next step, and from then on in its turns."""
-        self._now[tracked] = self._turns[tracked] = None
+        """Look at a request in the next step, and from then on in its turns, if it computes."""
+        if tracked.phase == Phase.RUNNING and not tracked.barred:
+            self._now[tracked] = self._turns[tracked] = None
 
     def remove(self, tracked: Tracked) -> None:
         """Do not look at a request any more."""
@@ -79,7 +80,7 @@ class SaveSchedule:
         if total != len(scheduled) and max(scheduled.values(), default=0) > DECODE_TOKENS:
             for request, tokens in scheduled.items():
                 tracked = tracked_of.get(request) if tokens > DECODE_TOKENS else None
-                if tracked is not None and tracked.phase == Phase.RUNNING:
+                if tracked is not None:
                     self.add(tracked)
         if self._steps % SEND_STEPS == 0:
             turns, self._share = divmod(self._share + len(self._turns) * SEND_STEPS, RUN_STEPS)
@@ -204,6 +205,8 @@ class Saves:
         """Begin with an admitted request: what it found in the engine's own cache is offered at its
         end, unless another engine waits for it, and what it loaded is not.
         """
+        tracked.phase = Phase.RUNNING
+        self.schedule.add(tracked)
         if not tracked.awaited:
             first, saving = max(tracked.own, tracked.loaded[1]), tracked.saving
             saving.again = [(group, 0, tracked.own // size) for group, size, _, _ in self._positional if tracked.own]
@@ -364,9 +367,14 @@ class Saves:
         at = 0
         for run in save.runs:
             own, at = statuses[at : at + len(run.hashes)], at + len(run.hashes)
-            if save.pinned and not save.stale and self._confirms(run, own):
-                self._open.append(run)
-                continue
+            if save.pinned and not save.stale and run.awaited and BlockStatus.IN_PROGRESS in own:
+                # Another engine is saving some of it, which is not stored yet, and may never be.
+                assert run.tracked is not None
+                saving = run.tracked.saving
+                saving.confirm_until = saving.confirm_until or self.now + HOLD_S
+                if self.now < saving.confirm_until:
+                    self._open.append(run)
+                    continue
             over.append(run)
             own = own.ljust(len(run.hashes), bytes([BlockStatus.FAILED]))
             stored, revoked = own.count(BlockStatus.OK), own.count(BlockStatus.REVOKED)
@@ -406,11 +414,6 @@ class Saves:
         """Revoke the saves that have been in flight for too long."""
         return self._revoke([*takewhile(lambda one: one.since + HOLD_S <= self.now, self._inflight.values())])
 
-    def revoke_at_once(self) -> list[int]:
-        """Revoke all saves between two steps if the words are mapped, else none."""
-        self.drop()
-        return [] if self.revoke_now is None else self.revoke(awaited=True)
-
     def _take_job(self) -> list[SaveRun]:
         """Return as many runs as one job holds, all alike: it is revoked and released at once."""
         blocks = count = 0
@@ -423,16 +426,6 @@ class Saves:
             count += 1
         runs, self._open = self._open[:count], self._open[count:]
         return runs
-
-    def _confirms(self, run: SaveRun, statuses: bytes) -> bool:
-        """Return whether to offer an awaited run again, since another engine is saving some of it,
-        which is not stored yet, and may never be.
-        """
-        if run.tracked is None or not run.awaited or BlockStatus.IN_PROGRESS not in statuses:
-            return False
-        saving = run.tracked.saving
-        saving.confirm_until = saving.confirm_until or self.now + HOLD_S
-        return self.now < saving.confirm_until
 
     def _revoke(self, saves: Sequence[_Save]) -> list[int]:
         """Revoke those saves that are not revoked yet. Return their jobs."""

@@ -16,8 +16,8 @@ from kvagent.vllm.hooks import Guest, Joined, Reset
 from kvagent.vllm.internals import around
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan
-from kvagent.vllm.scheduler.agent_session import NO_CHANGE, SessionChange
-from kvagent.vllm.scheduler.loads import Loads, sources
+from kvagent.vllm.scheduler.agent_session import NO_CHANGE
+from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.requests import Blocks, Phase, StaleRequests, Tracked, arrived
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
@@ -71,7 +71,6 @@ class SchedulerSide:
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
         self._steps = 0
-        self._stopped = False  # the agent does not respond
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
         self._moved_at = -1  # the step after which the generation last changed
         after, before = self._guarded(self._after_reset), self._guarded(self._before_reset)
@@ -84,21 +83,14 @@ class SchedulerSide:
         self._settle_reset()
         tracked = self._track(request)
         self._poll_agent()
-        self._stopped = self._stopped and self.agent.pinging()  # it may have answered while no step ran
-        lookups = self.agent.lookups
-        if lookups is not None and self._usable(tracked):
-            own = self._own_tokens(tracked, request)
-            lookups.probe(tracked, own, self.loads.most(tracked, own))
+        self.agent.silent = self.agent.silent and self.agent.pinging()  # it may have answered while no step ran
+        self.loads.probe(tracked)
 
     def matched(self, request: Any, own: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond ``own`` will be loaded; None if not known yet."""
         self._settle_reset()
         tracked = self._track(request)
         tracked.own = own
-        if not self._usable(tracked):
-            if self._stopped:
-                self.loads.give_up(tracked)
-            return 0, False
         tokens = self.loads.promise(tracked, own, time.monotonic())
         promised = tracked.asking.promised
         ready = bool(tokens) and promised is not None and promised.ready
@@ -119,13 +111,12 @@ class SchedulerSide:
             job = next(self._jobs)
             if tracked.waits:
                 self.waiting_loads.start(job, tracked, external)
-            promise = self.loads.plan(job, tracked, blocks.blocks, external)
-            self.hit = request.request_id, sources(promise, external, from_peer=self._remote(tracked))
+            self.hit = request.request_id, self.loads.plan(job, tracked, blocks.blocks, external)
             return
         self.loads.forget(tracked)
         if self._may_save:
             self._stale.admit(tracked, blocks.blocks if blocks is not None else ())
-            self._admit(tracked)
+            self.saves.admit(tracked)
 
     def plan(self, output: Any) -> StepPlan:
         """Return the plan of the step that ``output`` describes."""
@@ -153,7 +144,7 @@ class SchedulerSide:
         if waiting:
             plan.loads, plan.cancels = self.loads.take()
         plan.revokes, self._revokes = self._revokes, []
-        self._stopped = plan.stopped = waiting and (self.waiting() or agent.awaited()) and agent.stopped(now)
+        agent.silent = plan.stopped = waiting and (self.waiting() or agent.awaited()) and agent.stopped(now)
         self.saves.begin(now)
         for guest in self.guests:
             guest.planned(plan, output, now)
@@ -175,35 +166,32 @@ class SchedulerSide:
             self.agent.heard(now)
         for job in report.late:
             self.loads.late(job)
-        for job, outcome in report.outcomes.items():
-            self.settle(job, outcome)
-        self.settle_waiting(report)
+        self.settle(report)
         over, self.saves.over = self.saves.over, []
         for guest in self.guests:
             guest.heard(report, over, now)
 
-    def settle(self, job: int, outcome: Outcome) -> None:
-        """Handle the outcome of a job in one or more workers."""
-        if before := self._outcomes.pop(job, None):
-            outcome = outcome.join(before)
-        if outcome.ranks < self._world:
-            self._outcomes[job] = outcome
-        elif not self.saves.report(job, outcome.statuses):
-            self.loads.report(job, outcome.statuses)
-
-    def settle_waiting(self, report: Report) -> None:
-        """Handle the end of loads that steps waited for."""
+    def settle(self, report: Report) -> None:
+        """Handle the ends of jobs, each in one or more workers."""
+        for job, outcome in report.outcomes.items():
+            whole = outcome.join(self._outcomes.pop(job)) if job in self._outcomes else outcome
+            if whole.ranks < self._world:
+                self._outcomes[job] = whole
+            elif not self.saves.report(job, whole.statuses):
+                self.loads.report(job, whole.statuses)
         for tracked, good in self.waiting_loads.settle(report, self._world):
-            if good:
-                self._admit(tracked)
-            else:
+            if not good:
                 self._lost_blocks(tracked)
+            elif self._may_save:
+                self.saves.admit(tracked)
 
-    def finished(self, request: Any, *, normally: bool) -> None:
-        """Handle a request's end; its blocks are free afterwards, except for pinned ones."""
-        tracked = self.requests.pop(request.request_id, None)
+    def finished(self, request: Any, *, normally: bool) -> dict[str, Any] | None:
+        """Handle a request's end; its blocks are free afterwards, except for pinned ones. Return
+        what the answer to it says, such as what a decode engine needs to know.
+        """
+        tracked, params = self.requests.pop(request.request_id, None), dict[str, Any]()
         if tracked is None:
-            return
+            return None
         self.saves.schedule.remove(tracked)
         self.loads.forget(tracked)
         complete = self.waiting_loads.over(tracked, normally=normally)  # this may hash its blocks
@@ -211,20 +199,14 @@ class SchedulerSide:
         self._stale.remove(tracked)
         if tracked.load and not complete:
             self.loads.cancel(tracked)
-        elif normally and self._takes and tracked.saved and (not self._stopped or tracked.awaited):
+        elif normally and self.takes and tracked.saved and (not self.agent.silent or tracked.awaited):
             # The last token was not computed, and with async scheduling a step may be in flight.
             tokens = min(request.num_computed_tokens, tracked.saving.most, request.num_tokens - 1)
             if tokens >= tracked.saving.next_tokens or tracked.saving.again:
                 self.saves.end(tracked, tokens)
         for guest in self.guests:
-            guest.ended(tracked)
-
-    def transfer_params(self, request: Any) -> dict[str, Any] | None:
-        """Return what the answer to a request says, such as what a decode engine needs to know."""
-        params: dict[str, Any] = {}
-        for guest in self.guests:
-            params |= guest.transfer_params(request) or {}
-        return params or None
+            params |= guest.ended(tracked) or {}
+        return params if params and normally else None
 
     def reset(self) -> bool:
         """Handle vLLM's reset of the connector: new weights, or a plain reset if the user says so,
@@ -254,8 +236,8 @@ class SchedulerSide:
 
     def reregister(self) -> None:
         """Register again, since the identity has changed but the computation has not."""
-        if self.agent.reregister():
-            self._react(SessionChange(ended=True))
+        self.agent.reregister()
+        self._poll_agent(listen=False)
 
     def new_weights(self) -> None:
         """Stop saving what was computed so far, and drop all promises."""
@@ -278,7 +260,7 @@ class SchedulerSide:
     def unbar(self, tracked: Tracked, reason: str) -> None:
         """Save and load a request again, unless there are other reasons against it."""
         tracked.barred.discard(reason)
-        self._consider(tracked)
+        self.saves.schedule.add(tracked)
 
     def waiting(self) -> bool:
         """Return whether a report of the workers is outstanding."""
@@ -309,15 +291,14 @@ class SchedulerSide:
         """Switch to another generation: blocks computed so far belong to the last one."""
         self.new_weights()
         self._moved_at = self._steps
-        if self.agent.move():
-            self._react(SessionChange(ended=True))
+        self.agent.move()
+        self._poll_agent(listen=False)
 
     def _poll_agent(self, *, listen: bool = True) -> None:
+        """Adopt a new session and its end, and read what the agent has sent."""
         change = self.agent.poll(listen=listen)
-        if change is not NO_CHANGE:
-            self._react(change)
-
-    def _react(self, change: SessionChange) -> None:
+        if change is NO_CHANGE:
+            return
         if change.ended:
             for tracked in self.requests.values():
                 self.loads.lose(tracked)
@@ -326,7 +307,7 @@ class SchedulerSide:
             self.saves.job_blocks = self.loads.job_blocks = self.agent.job_blocks
             for tracked in self.requests.values():  # a new agent may have no blocks
                 tracked.restart_saves()
-                self._consider(tracked)
+                self.saves.schedule.add(tracked)
             self._tell(Reset.BEGAN)
         if change.reset:
             self.new_weights()
@@ -347,41 +328,10 @@ class SchedulerSide:
                 guest.seen(found)
         return found
 
-    def _own_tokens(self, tracked: Tracked, request: Any) -> int:
-        """Return how many tokens need not be fetched from another agent, since they are in the
-        engine's own cache. vLLM says so only when it schedules the request.
-        """
-        if not self._remote(tracked) or len(self.geometry.groups) > 1:
-            return 0
-        scale, size = self.geometry.scale(0), self.geometry.groups[0].block_tokens
-        return self.blocks.cached(request.block_hashes[scale - 1 :: scale], 0) * size
-
-    def _remote(self, tracked: Tracked) -> bool:
-        return tracked.asking.terms.peer not in ("", self.agent.peer)
-
-    def _usable(self, tracked: Tracked) -> bool:
-        return (
-            self.agent.switches.loads == 1
-            and (not self._stopped or bool(tracked.asking.terms.transfer))
-            and not (tracked.barred or tracked.load or tracked.asking.most <= 0)
-            and not tracked.request.skip_reading_prefix_cache
-        )
-
     @property
-    def _takes(self) -> bool:
+    def takes(self) -> bool:
         """Whether there is an agent that takes saves."""
         return self._may_save and self.agent.session is not None and self.agent.switches.saves == 1
-
-    def _admit(self, tracked: Tracked) -> None:
-        """Save the blocks of a request from now on, if it may be saved."""
-        if self._may_save:
-            tracked.phase = Phase.RUNNING
-            self.saves.admit(tracked)
-            self._consider(tracked)
-
-    def _consider(self, tracked: Tracked) -> None:
-        if tracked.phase == Phase.RUNNING and not tracked.barred:
-            self.saves.schedule.add(tracked)
 
     def _lost_blocks(self, tracked: Tracked) -> None:
         tracked.restart_saves()
@@ -397,20 +347,16 @@ class SchedulerSide:
         due = saves.due() and session is not None
         if not (saves.busy() or due or saves.schedule.ready()):
             return
-        short = bool(output.preempted_req_ids) or self._stopped or self.blocks.scarce()
+        short = bool(output.preempted_req_ids) or self.agent.silent or self.blocks.scarce()
         if short:
-            plan.revokes += saves.revoke(in_use=self._stopped or self.blocks.withheld())
-        if self._takes and saves.ready():
+            plan.revokes += saves.revoke(in_use=self.agent.silent or self.blocks.withheld())
+        if self.takes and saves.ready():
             full = short or saves.room() <= 0
             saves.look(output.num_scheduled_tokens, short=full)
             if due and not full:
                 saves.collect()
         plan.saves = saves.finish(self._jobs.__next__, self.agent)
         plan.revokes += saves.revoke_overdue()
-
-    def short(self) -> bool:
-        """Return whether memory is short, or no agent takes saves, so that none is to be pinned."""
-        return not self._takes or not self.saves.ready() or self._stopped or self.blocks.scarce()
 
     def _settle_reset(self) -> None:
         """Treat a reset of vLLM's own cache as new weights if none of the connector followed."""
@@ -435,7 +381,9 @@ class SchedulerSide:
         """Release all pins of saves: the prefix cache is about to be reset, between two steps."""
         self._was_reset = self.generations.counts_resets
         self._stale.mark_blocks()  # vLLM has preempted requests, and the reset may fail
-        self._revokes += self.saves.revoke_at_once()
+        self.saves.drop()
+        if self.saves.revoke_now is not None:
+            self._revokes += self.saves.revoke(awaited=True)
 
     def _after_reset(self, succeeded: bool) -> None:
         """Handle that vLLM has reset its prefix cache: its events say that all blocks are gone."""

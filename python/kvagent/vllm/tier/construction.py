@@ -33,8 +33,6 @@ class Construction:
     kv_cache_config: Any
     listeners: list[KVAgentTier] = field(default_factory=list)
     """The tiers that it has made."""
-    sources: list[TierEvents] = field(default_factory=list)
-    """Those of the tiers that tell what their agent holds."""
 
 
 _now: ContextVar[Construction | None] = ContextVar("kvagent_construction", default=None)
@@ -70,7 +68,7 @@ def _constructing(construct: Callable[..., None]) -> Callable[..., None]:
             _now.reset(token)
         if construction.listeners:
             _forward(self, construction.listeners)
-        for source in construction.sources:
+        for source in [one.events for one in construction.listeners if one.events is not None]:
             _publish(self, source)
 
     return constructing

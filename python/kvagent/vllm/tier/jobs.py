@@ -157,8 +157,6 @@ class Jobs(AgentSession):
     ) -> None:  # fmt: skip
         self.memory: SessionMemory | None = None
         """That of the session; None without one."""
-        self.silent = False
-        """Whether the agent does not answer."""
         self._deadline_s = options.load_deadline_ms / 1e3
         self._register, self._report_result = register, report
         self._made: list[SessionMemory] = []  # by the link's thread, the last one for the session that it attaches
@@ -332,8 +330,8 @@ class Loads(Jobs):
         self.questions.abandon()
 
     def _close_lookups(self) -> None:
-        self.questions.detach()
         super()._close_lookups()
+        self.questions.leases.clear()
 
     def _send(self, session: Session, memory: SessionMemory, part: Part) -> int | None:
         count = len(part.keys)

@@ -48,7 +48,7 @@ MAX_KEYS = 4096  # of one question
 MAX_VAIN = 8  # answers in a row by which a request finds nothing, before all that it asked for counts as missing
 MARGIN_S = 1.0  # beyond the bounds of the tier's thread, before a look-up counts as unanswered here too
 FAILED_S = 10.0  # for which a key that did not arrive counts as not stored
-MAX_FAILED = 65_536
+MAX_FAILED = 65_536  # of these keys; with more, all are forgotten
 FENCED = hasattr(OffloadingManager, "on_reset_flushed")
 """Whether vLLM itself waits, after a reset, for the GPU's copies to and from freed rows before it
 fills them from a tier; from 0.33 on.
@@ -96,29 +96,13 @@ class Asked:
     """By group, the end and the hash of the last chunk that was saved."""
 
 
-def _failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
-    """Handle an error in a call. What a step asked is a miss in a while, a job that came has failed
-    unless it was begun, and where other weights may compute nothing more is found.
-    """
-    self.fail(call, error, retires=call in MOVES)
-    if call == "on_schedule_end":
-        self.give_up_questions(time.monotonic())
-    elif call in ("submit_store", "submit_load"):
-        self.end_job(int(args[0].job_id))
-
-
 ANSWERS: dict[str, Any] = {"lookup": LookupResult.MISS, "get_finished_jobs": (), "has_pending_work": False}
 MOVES = ("drain_jobs", "before_weights_call", "weights_named", "before_reset")
-CALLS = {
-    name: Call(_failed, ANSWERS.get(name))
-    for name in (
-        *ANSWERS, *MOVES, "on_schedule_end", "on_request_finished", "submit_store", "submit_load", "shutdown",
-        "get_stats",
-    )
-}  # fmt: skip
+CONTAINED = (
+    *ANSWERS, *MOVES, "on_schedule_end", "on_request_finished", "submit_store", "submit_load", "shutdown", "get_stats",
+)  # fmt: skip
 
 
-@contained(CALLS)
 class KVAgentTier(SecondaryTierManager):
     """A secondary tier whose chunks are in the node's agent (docs/vllm/tier.md)."""
 
@@ -133,14 +117,15 @@ class KVAgentTier(SecondaryTierManager):
         self._requests: dict[str, Asked] = {}
         self._jobs: dict[int, Store | Load] = {}
         self._finished: list[Finished] = []
-        self._failed: dict[Key, float] = {}
+        self._failed: dict[Key, float] = {}  # keys that did not arrive, and until when they count as not stored
         self._serial = 1
         self._held_steps = 0  # for which look-ups wait after a reset
         self._counts = TierCounts()
         self._grown = CounterDeltas(self._counts)
         self._connected = False
         self._courier: Courier | None = None
-        self._events: TierEvents | None = None
+        self.events: TierEvents | None = None
+        """What it publishes of its agent, if anything."""
         self._patience_s = (self._options.lookup_age_ms + self._options.tier_wait_ms) / 1e3 + MARGIN_S
         self._generations = self._start(offloading_spec, primary_kv_view)
 
@@ -165,11 +150,9 @@ class KVAgentTier(SecondaryTierManager):
         self._courier = Courier(self._options, rows, space, str(config.engine_id))
         generations = Generations(space.generation, self._options, unobserved=bool(unobserved), in_process=in_process)
         if construction is not None:
-            self._events = events.of_engine(
+            self.events = events.of_engine(
                 construction, config, self._options, space, rows.count, generations, self._counts
             )
-        if construction is not None and self._events is not None:
-            construction.sources.append(self._events)
         return generations
 
     # ---- look-ups
@@ -193,20 +176,16 @@ class KVAgentTier(SecondaryTierManager):
         if asked is None:
             asked = self._requests[req_context.req_id] = Asked()
         verdict = asked.verdicts.get(key, self)
-        if verdict is self:
-            return self._first(key, asked)
+        if verdict is self:  # it asks for the first time
+            if self._failed and self._failed.get(key, 0.0) > time.monotonic():
+                return LookupResult.MISS
+            asked.verdicts[key] = None
+            asked.fresh.append(key)
+            return LookupResult.RETRY
         if verdict is None:
             late = asked.since and time.monotonic() > asked.since + self._patience_s
             return LookupResult.MISS if late else LookupResult.RETRY
         return LookupResult.HIT if verdict else LookupResult.MISS
-
-    def _first(self, key: Key, asked: Asked) -> Any:
-        """Note a key that a request asks for the first time."""
-        if self._failed and self._failed.get(key, 0.0) > time.monotonic():
-            return LookupResult.MISS
-        asked.verdicts[key] = None
-        asked.fresh.append(key)
-        return LookupResult.RETRY
 
     def on_schedule_end(self, context: Any) -> None:  # noqa: ARG002
         """Send the questions of the step: one for each request and group."""
@@ -228,8 +207,8 @@ class KVAgentTier(SecondaryTierManager):
     def on_request_finished(self, req_context: Any) -> None:
         """Drop what a request has asked."""
         asked = self._requests.pop(req_context.req_id, None)
-        if self._events is not None:
-            self._events.end(req_context.req_id)
+        if self.events is not None:
+            self.events.end(req_context.req_id)
         if asked is not None and asked.verdicts and self._courier is not None:
             self._courier.forget(req_context.req_id)
 
@@ -278,7 +257,7 @@ class KVAgentTier(SecondaryTierManager):
 
     def has_pending_work(self) -> bool:
         """Return whether results are to come, or KV events are to be published."""
-        return bool(self._jobs) or (self._events is not None and self._events.pending())
+        return bool(self._jobs) or (self.events is not None and self.events.pending())
 
     def drain_jobs(self) -> None:
         """End all jobs before a reset of vLLM's cache, which may mean other weights."""
@@ -286,8 +265,8 @@ class KVAgentTier(SecondaryTierManager):
             return
         self._courier.drain(self._options.drain_wait_ms / 1e3)
         self._collect(self._courier)
-        if self._events is not None:
-            self._events.drained()
+        if self.events is not None:
+            self.events.drained()
         # Copies under way at a reset end within some steps: the first plan after it has the
         # workers wait for them, and vLLM plans no further ahead than it has steps in flight, one
         # for each stage, or two.
@@ -298,9 +277,9 @@ class KVAgentTier(SecondaryTierManager):
     def shutdown(self) -> None:
         """Leave the agent; vLLM's memory is not referred to any more."""
         self._leave()
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        if self.events is not None:
+            self.events.close()
+            self.events = None
         self._requests.clear()
 
     def _leave(self) -> None:
@@ -310,8 +289,8 @@ class KVAgentTier(SecondaryTierManager):
             courier.close()
 
     def _say(self, keys: tuple[Key, ...], job: Any) -> None:
-        if self._events is not None:
-            self._events.say(job.req_context.req_id, keys)
+        if self.events is not None:
+            self.events.say(job.req_context.req_id, keys)
 
     def _submit(self, order: Store | Load) -> None:
         if self._courier is None:
@@ -346,13 +325,15 @@ class KVAgentTier(SecondaryTierManager):
         if isinstance(order, Store):
             self._counts.stored += done
             self._counts.stores_failed += count - done
-            for key in finished.done if self._failed else ():
-                self._failed.pop(key, None)
         else:
             self._counts.loaded += done
             self._counts.loads_failed += count - done
-            if done < count:
-                self._missing(order, frozenset(finished.done))
+            missing = {*order.keys} - {*finished.done}
+            if len(self._failed) + len(missing) > MAX_FAILED:
+                self._failed.clear()
+            self._failed |= dict.fromkeys(missing, time.monotonic() + FAILED_S)
+            if missing and (asked := self._requests.get(order.request)) is not None:
+                asked.verdicts |= dict.fromkeys(missing, False)
         return JobResult(
             job_id=finished.job,
             success=done == count,
@@ -360,20 +341,6 @@ class KVAgentTier(SecondaryTierManager):
             transfer_time=finished.seconds,
             transfer_bytes=done * self._primary_kv_view.strides[0],
         )
-
-    def _missing(self, load: Load, arrived: frozenset[Key]) -> None:
-        """Remember the keys that did not arrive, so that they are not tried at once again."""
-        now = time.monotonic()
-        if len(self._failed) + len(load.keys) > MAX_FAILED:
-            self._failed = {key: until for key, until in self._failed.items() if until > now}
-        asked = self._requests.get(load.request)
-        for key in load.keys:
-            if key in arrived:
-                continue
-            if len(self._failed) < MAX_FAILED:
-                self._failed[key] = now + FAILED_S
-            if asked is not None:
-                asked.verdicts[key] = False
 
     def _parents(self, keys: tuple[Key, ...], req_context: Any) -> tuple[bytes, ...]:
         """Return the hash before each chunk where it is known, for the agent's eviction."""
@@ -417,34 +384,31 @@ class KVAgentTier(SecondaryTierManager):
             asked.tails.clear()
         if self._courier is not None:
             self._courier.move(self._generations.now)
-        if self._events is not None:
-            self._events.move()
+        if self.events is not None:
+            self.events.move()
 
     # ---- errors
 
-    def fail(self, call: str, error: Exception, *, retires: bool = False) -> None:
-        """Handle an error in a call. After too many, or if it ``retires``, nothing is found."""
+    def fail(self, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Handle an error in a call. What a step asked is a miss in a while, and a job that came
+        has failed unless it was begun. After too many, or where other weights may compute, nothing
+        more is found.
+        """
         reason = self._errors.note(call, error, "Its chunks are computed")
         self._counts.errors = self._errors.counts.errors
-        if (retires or self._errors.too_many) and not self._retired:
+        if (call in MOVES or self._errors.too_many) and not self._retired:
             self._retired = True
             log.warning("tier: it finds nothing any more: %s", reason)
             try:
                 self._leave()
+                self._end_all()
             except Exception as left:  # noqa: BLE001  its thread may still copy into rows, so its jobs do not end
                 self._errors.note("leave", left, "Jobs in flight are not ended")
-                return
-            self._end_all()
-
-    def give_up_questions(self, now: float) -> None:
-        """Wait no longer than usual for answers to questions that may not have been sent."""
-        for asked in self._requests.values():
-            if asked.fresh:
-                asked.since, asked.fresh = now, []
-
-    def end_job(self, job: int) -> None:
-        """Report a job as failed, unless the tier's thread has it."""
-        if job not in self._jobs:
+        if call == "on_schedule_end":  # the questions may not have been sent
+            for asked in self._requests.values():
+                if asked.fresh:
+                    asked.since, asked.fresh = time.monotonic(), []
+        elif call in ("submit_store", "submit_load") and (job := int(args[0].job_id)) not in self._jobs:
             self._jobs[job] = Store(job, (b"",), (0,), (b"",))
             self._finished.append(Finished(job, (), 0.0))
 
@@ -468,6 +432,9 @@ class KVAgentTier(SecondaryTierManager):
         stats.set_gauge(PREFIX + CONNECTED[0], int(connected))
         self._connected = connected
         return stats
+
+
+contained({name: Call(KVAgentTier.fail, ANSWERS.get(name)) for name in CONTAINED})(KVAgentTier)
 
 
 def _chunks(job: Any) -> tuple[tuple[Key, ...], tuple[int, ...]]:

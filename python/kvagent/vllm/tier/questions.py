@@ -138,7 +138,8 @@ class Questions:
         self._session, self._tokens, self._answer = session, tokens, answer
         self._age_s, self._tiers_s = options.lookup_age_ms / 1e3, options.tier_wait_ms / 1e3
         self._open: deque[Question] = deque()
-        self._leases: dict[str, list[Lease]] = {}
+        self.leases: dict[str, list[Lease]] = {}
+        """By request; they end with the session."""
 
     @property
     def open(self) -> bool:
@@ -151,11 +152,6 @@ class Questions:
             if question.ticket is not None and question.ticket.socket is not None:
                 yield question.ticket.socket
 
-    def detach(self) -> None:
-        """End the session's questions: nothing counts as stored."""
-        self.abandon()
-        self._leases.clear()
-
     def add(self, ask: Ask) -> None:
         """Take a question."""
         self._open.append(Question(at=time.monotonic(), ask=ask))
@@ -164,7 +160,7 @@ class Questions:
         """Drop the questions and leases of a request."""
         for question in [one for one in self._open if one.ask.request == request]:
             self._end(question, 0, late=True)
-        self.release(one.number for one in self._leases.pop(request, ()))
+        self.release(one.number for one in self.leases.pop(request, ()))
 
     def abandon(self) -> None:
         """Answer all questions, since the agent does not: nothing counts as stored."""
@@ -176,14 +172,14 @@ class Questions:
         wanted = set(keys)
         found: dict[Key, int] = {}
         kept = []
-        for lease in self._leases.pop(request, []):
+        for lease in self.leases.pop(request, []):
             mine = wanted & lease.keys
             if mine:
                 found.update(dict.fromkeys(mine, lease.number))
             else:
                 kept.append(lease)
         if kept:
-            self._leases[request] = kept
+            self.leases[request] = kept
         return found
 
     def release(self, leases: Iterable[int]) -> None:
@@ -203,10 +199,10 @@ class Questions:
                 self._advance(lookups, question, now)
             except (TimedOut, Malformed):
                 self._end(question, 0, late=True)
-        for request, leases in list(self._leases.items()):
+        for request, leases in list(self.leases.items()):
             if over := [one for one in leases if one.until < now]:
                 self.release(one.number for one in over)
-                self._leases[request] = [one for one in leases if one.until >= now]
+                self.leases[request] = [one for one in leases if one.until >= now]
 
     def _advance(self, lookups: Lookups, question: Question, now: float) -> None:
         keys = question.ask.keys
@@ -219,7 +215,7 @@ class Questions:
         found = min(answer.tokens // self._tokens, len(keys)) if stored else 0
         if answer.lease:
             held = frozenset(keys[:found])
-            self._leases.setdefault(question.ask.request, []).append(Lease(answer.lease, held, now + LEASE_S))
+            self.leases.setdefault(question.ask.request, []).append(Lease(answer.lease, held, now + LEASE_S))
         self._end(question, found)
 
     def _ask(self, lookups: Lookups, keys: Sequence[Key]) -> Ticket:

@@ -276,7 +276,6 @@ class WorkerSide:
         """
         for guest in self.guests:
             guest.end()
-            guest.poll()
         if self._polls:
             self.poll()
             patient = self._idle and not self.pending_report.outcomes
