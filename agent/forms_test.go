@@ -80,7 +80,7 @@ func TestForeignForms(t *testing.T) {
 	reg.LookupName = name
 	_, w, _ := r.joinEngine(reg)
 	stored := chain(1, 5)
-	if got := w[0].save(1, stored, 0); !all(got, ipc.BlockOK) {
+	if got := w[0].save(1, stored, 0); !all(got, blockOK) {
 		t.Fatalf("save: %v", got)
 	}
 	asked := chain(1, 8) // three more than are stored

@@ -54,10 +54,8 @@ func (s *session) delivered(m *ipc.Delivered) {
 // openSpace returns the pool's space of the session's registration. A message about a transfer
 // without one is counted.
 func (s *session) openSpace() (pool.SpaceID, bool) {
-	if st := s.seat.Load(); st != nil {
-		if rules := st.space.open.Load(); rules != nil {
-			return rules.ID, true
-		}
+	if rules := s.rules(); rules != nil {
+		return rules.ID, true
 	}
 	s.owner.metrics.TransfersIgnored.Add(1)
 	return 0, false
@@ -65,10 +63,8 @@ func (s *session) openSpace() (pool.SpaceID, bool) {
 
 // committed tells those who wait for blocks of the session's space that some were stored.
 func (s *session) committed() {
-	if st := s.seat.Load(); st != nil {
-		if rules := st.space.open.Load(); rules != nil {
-			s.owner.deliveries.Committed(rules.ID)
-		}
+	if rules := s.rules(); rules != nil {
+		s.owner.deliveries.Committed(rules.ID)
 	}
 }
 

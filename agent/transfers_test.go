@@ -118,7 +118,7 @@ func (x *pair) saves(hashes []byte, from, to int) {
 	x.worker.job++
 	x.worker.send(&ipc.Save{Job: x.worker.job, Epoch: x.epoch, Event: ipc.None, Revoke: ipc.None,
 		Sections: []ipc.Section{one}})
-	if got := x.worker.done(x.worker.job); !all(got, ipc.BlockOK) {
+	if got := x.worker.done(x.worker.job); !all(got, blockOK) {
 		x.p.t.Fatalf("save: %v", got)
 	}
 }
@@ -130,7 +130,7 @@ func (x *pair) loads(q ipc.LookupRequest, blocks int) {
 	if got.Tokens != uint32(blocks*testBlockTokens) {
 		x.d.t.Fatalf("%+v, want %d blocks", got, blocks)
 	}
-	if got := x.loader.load(x.loadEpoch, got.Lease, chain(1, blocks), 20); !all(got, ipc.BlockOK) {
+	if got := x.loader.load(x.loadEpoch, got.Lease, chain(1, blocks), 20); !all(got, blockOK) {
 		x.d.t.Fatalf("load: %v", got)
 	}
 	for i := range blocks {
