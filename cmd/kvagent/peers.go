@@ -164,10 +164,11 @@ func openPeers(s *serveSettings, p *dram.Pool, stack pool.Memory, cfg *agent.Con
 		log.Info("peers", zap.Stringer("listen", out.listener.Addr()), zap.String("advertised", cfg.Peers.Address),
 			zap.Stringer("auth", auth))
 	}
+	rare := agent.Rarely(log)
 	o := peering.Options{
 		Memory: p, Slots: stack, Auth: auth, Allow: s.peers.allow, Timeout: s.peers.timeout,
 		NoSums: s.integrity == settings.IntegrityHeader,
-		Log:    func(peer, what string, err error) { log.Warn(what, zap.String("peer", peer), zap.Error(err)) },
+		Log:    func(peer, what string, err error) { rare.Warn(what, zap.String("peer", peer), zap.Error(err)) },
 	}
 	if s.peers.rdma.protocol != "" {
 		if out.reads, err = openReads(&s.peers, cfg.Peers.Address, p, log); err != nil {

@@ -27,10 +27,10 @@ const (
 
 // hello is a greeting of ZMTP 3 without security, and READY.
 var hello = func() []byte {
-	b := make([]byte, greetingBytes)
+	var b [greetingBytes]byte
 	b[0], b[8], b[9], b[10] = 0xff, 1, 0x7f, 3
 	copy(b[12:], "NULL")
-	return append(b, "\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03REQ"...)
+	return append(b[:], "\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03REQ"...)
 }()
 
 const (
