@@ -17,7 +17,7 @@ func BenchmarkHandler(b *testing.B) {
 	const most = 2048
 	hashes := chain(1, most)
 	for i := 0; i < most; i += testBlocks {
-		if got := w[0].save(1, hashes[i*32:(i+testBlocks)*32], 0); !all(got, ipc.BlockOK) {
+		if got := w[0].save(1, hashes[i*32:(i+testBlocks)*32], 0); !all(got, blockOK) {
 			b.Fatalf("save: %v", got)
 		}
 	}

@@ -81,7 +81,7 @@ func TestEventsReachEveryEngine(t *testing.T) {
 	one.ask(4, false)
 	one.say(1, 8)
 	one.sync()
-	if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+	if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, blockOK) {
 		t.Fatalf("save: %v", got)
 	}
 	one.until(8)
@@ -89,7 +89,7 @@ func TestEventsReachEveryEngine(t *testing.T) {
 	two := newRouter(second)
 	two.ask(4, false)
 	two.until(8)
-	if got := others[0].save(answer.Epoch, chain(2, 4), 0); !all(got, ipc.BlockOK) {
+	if got := others[0].save(answer.Epoch, chain(2, 4), 0); !all(got, blockOK) {
 		t.Fatalf("save: %v", got)
 	}
 	one.ask(4, false)
@@ -205,7 +205,7 @@ func TestEventsOfTheDisk(t *testing.T) {
 	for seed := byte(1); seed < 40; seed++ {
 		scheduler.say(seed, 8)
 		scheduler.sync()
-		for !all(workers[0].save(answer.Epoch, chain(seed, 8), 0), ipc.BlockOK) {
+		for !all(workers[0].save(answer.Epoch, chain(seed, 8), 0), blockOK) {
 			r.waitTier(uint64(saved)) // what is being written is not evicted
 		}
 		saved += 8

@@ -45,27 +45,27 @@ func TestBudgetOfAnEngine(t *testing.T) {
 	_, a, _ := r.joinEngine(register("a"))
 	_, b, _ := r.joinEngine(register("b"))
 	a[0].budget(8)
-	if got := b[0].save(1, chain(9, 20), 0); !all(got, ipc.BlockOK) {
+	if got := b[0].save(1, chain(9, 20), 0); !all(got, blockOK) {
 		t.Fatalf("save %v", got)
 	}
 	for i := range 3 {
-		if got := a[0].save(1, chain(byte(i), 4), 0); !all(got, ipc.BlockOK) {
+		if got := a[0].save(1, chain(byte(i), 4), 0); !all(got, blockOK) {
 			t.Errorf("save %d: %v", i, got)
 		}
 	}
-	if got := a[0].save(1, chain(9, 20), 0); !all(got, ipc.BlockExists) {
+	if got := a[0].save(1, chain(9, 20), 0); !all(got, blockExists) {
 		t.Errorf("save of what the other engine stored: %v", got)
 	}
 	if o := r.owner("a"); o.Bytes != 8*testBlockBytes || o.Budget != o.Bytes || o.Evicted != 4 || !o.Open {
 		t.Errorf("%+v", o)
 	}
-	if got := b[0].load(1, 0, chain(9, 20), 20); !all(got, ipc.BlockOK) {
+	if got := b[0].load(1, 0, chain(9, 20), 20); !all(got, blockOK) {
 		t.Errorf("load of the other engine: %v", got)
 	}
-	if got := a[0].load(1, 0, chain(0, 4), 20); !all(got, ipc.BlockMissing) {
+	if got := a[0].load(1, 0, chain(0, 4), 20); !all(got, blockMissing) {
 		t.Errorf("load of the oldest: %v", got)
 	}
-	if got := a[0].save(1, chain(3, 10), 0); all(got, ipc.BlockOK) || got[7] != ipc.BlockOK || got[8] != ipc.BlockBusy {
+	if got := a[0].save(1, chain(3, 10), 0); all(got, blockOK) || got[7] != blockOK || got[8] != blockBusy {
 		t.Errorf("save of more than the budget at once: %v, want the first 8", got)
 	}
 	for _, line := range []string{
@@ -101,7 +101,7 @@ func TestBudgetOfTwoRanks(t *testing.T) {
 	ranks[1].budget(4)
 	for i := range 3 {
 		for _, w := range ranks {
-			if got := w.save(1, chain(byte(i), 3), 0); !all(got, ipc.BlockOK) {
+			if got := w.save(1, chain(byte(i), 3), 0); !all(got, blockOK) {
 				t.Errorf("save %v", got)
 			}
 		}
@@ -201,7 +201,7 @@ func savesAtItsBudget(r *rig) {
 	_, workers, _ := r.joinEngine(register(victimName))
 	w := workers[0]
 	w.budget(8)
-	if got := w.save(1, chain(5, 8), 0); !all(got, ipc.BlockOK) {
+	if got := w.save(1, chain(5, 8), 0); !all(got, blockOK) {
 		panic(fmt.Sprintf("%v", got))
 	}
 	w.send(&ipc.Save{Job: 99, Epoch: 1, Event: ipc.None, Revoke: ipc.None,
@@ -233,7 +233,7 @@ func TestEngineKilledAtItsBudget(t *testing.T) {
 	}
 	_, again, _ := r.joinEngine(register(victimName))
 	again[0].budget(8)
-	if got := again[0].save(1, chain(7, 8), 0); !all(got, ipc.BlockOK) {
+	if got := again[0].save(1, chain(7, 8), 0); !all(got, blockOK) {
 		t.Errorf("save by the successor: %v", got)
 	}
 	if o := r.owner(victimName); o.Bytes != 8*testBlockBytes || o.Refused != 0 {

@@ -48,11 +48,11 @@ func TestShapesShare(t *testing.T) {
 		whole.fill(b, byte(b))
 		whole.fill(testBlocks/2+b, byte(10+b))
 	}
-	if got := whole.save(answer.Epoch, there, 0); !all(got, ipc.BlockOK) || len(got) != 2 {
+	if got := whole.save(answer.Epoch, there, 0); !all(got, blockOK) || len(got) != 2 {
 		t.Fatalf("save of both shards %v, want two blocks ok", got)
 	}
 	for rank, one := range parts {
-		if got := one.load(answer.Epoch, 0, there, 4); !all(got, ipc.BlockOK) {
+		if got := one.load(answer.Epoch, 0, there, 4); !all(got, blockOK) {
 			t.Fatalf("rank %d loads %v", rank, got)
 		}
 		for b := range 2 {
@@ -61,10 +61,10 @@ func TestShapesShare(t *testing.T) {
 			}
 			one.fill(b, byte(20+10*rank+b))
 		}
-		if got := whole.load(answer.Epoch, 0, back, 4); !all(got, ipc.BlockMissing) {
+		if got := whole.load(answer.Epoch, 0, back, 4); !all(got, blockMissing) {
 			t.Fatalf("load of a block of which %d of 2 shards are stored: %v", rank, got)
 		}
-		if got := one.save(answer.Epoch, back, 0); !all(got, ipc.BlockOK) {
+		if got := one.save(answer.Epoch, back, 0); !all(got, blockOK) {
 			t.Fatalf("rank %d saves %v", rank, got)
 		}
 	}
@@ -72,7 +72,7 @@ func TestShapesShare(t *testing.T) {
 	if got := ask(t, look, question); got.Tokens != 2*testBlockTokens {
 		t.Errorf("looked up %+v, want %d tokens", got, 2*testBlockTokens)
 	}
-	if got := whole.load(answer.Epoch, 0, back, 4); !all(got, ipc.BlockOK) {
+	if got := whole.load(answer.Epoch, 0, back, 4); !all(got, blockOK) {
 		t.Fatalf("load of both shards %v", got)
 	}
 	for b := range 2 {

@@ -14,6 +14,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -82,8 +83,8 @@ func victim(phase, dir string) {
 
 // reserve takes a lease on what the test has stored.
 func reserve(r *rig, scheduler *client) {
-	look := ipc.DialLookup(r.path(socketdir.Lookup))
-	defer func() { check(r.t, look.Close()) }()
+	look := mockengine.DialLookup(r.path(socketdir.Lookup))
+	defer look.Close()
 	reply := ask(r.t, look, ipc.LookupRequest{
 		Space: register(victimName).Space(), Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: 1000,
 		HashLen: 32, Hashes: chain(1, 4),
@@ -136,7 +137,7 @@ func (r *rig) startVictim(phase string) (cmd *exec.Cmd, child int) {
 func (r *rig) stored() *client {
 	r.t.Helper()
 	_, w, _ := r.joinEngine(register("stays"))
-	if got := w[0].save(1, chain(1, 4), 0); !all(got, ipc.BlockOK) {
+	if got := w[0].save(1, chain(1, 4), 0); !all(got, blockOK) {
 		r.t.Fatalf("save: %v", got)
 	}
 	return w[0]
@@ -175,7 +176,7 @@ func TestEngineKilled(t *testing.T) {
 				t.Errorf("%d jobs ran when it was killed, want 1", before.Jobs)
 			}
 			_, again, _ := r.joinEngine(register(victimName)) // its place is free
-			if got := again[0].load(1, 0, chain(1, 4), 0); !all(got, ipc.BlockOK) {
+			if got := again[0].load(1, 0, chain(1, 4), 0); !all(got, blockOK) {
 				t.Errorf("load by the successor: %v", got)
 			}
 		})
@@ -220,7 +221,7 @@ func TestEngineStopped(t *testing.T) {
 	cmd, _ := r.startVictim("saving")
 	check(t, cmd.Process.Signal(unix.SIGSTOP))
 	for range 50 {
-		if got := stays.load(1, 0, chain(1, 4), 8); !all(got, ipc.BlockOK) {
+		if got := stays.load(1, 0, chain(1, 4), 8); !all(got, blockOK) {
 			t.Fatalf("load beside a stopped engine: %v", got)
 		}
 	}

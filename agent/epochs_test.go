@@ -52,7 +52,7 @@ func TestResetReachesOtherNodes(t *testing.T) {
 					Space: answer.Space, Session: c.welcome.Session, Tokens: 1000, HashLen: 32, Hashes: chain(seed, 8),
 				}
 			}
-			if got := workersB[0].save(1, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+			if got := workersB[0].save(1, chain(1, 8), 0); !all(got, blockOK) {
 				t.Fatalf("save: %v", got)
 			}
 			b.waitTier(8)
@@ -65,17 +65,17 @@ func TestResetReachesOtherNodes(t *testing.T) {
 			if got := askUntil(t, b.asker(socketdir.Lookup), question(schedulerB, 1)); got.Tokens != 0 {
 				t.Errorf("%d tokens of before the reset are found on the other node", got.Tokens)
 			}
-			if got := workersB[0].save(1, chain(2, 8), 0); !all(got, ipc.BlockStale) {
+			if got := workersB[0].save(1, chain(2, 8), 0); !all(got, blockStale) {
 				t.Errorf("a save of before the reset: %v", got)
 			}
-			if got := workersB[0].save(2, chain(2, 8), 0); !all(got, ipc.BlockOK) {
+			if got := workersB[0].save(2, chain(2, 8), 0); !all(got, blockOK) {
 				t.Fatalf("save: %v", got)
 			}
 			b.waitTier(16)
 			if got := askUntil(t, a.asker(socketdir.Lookup), question(schedulerA, 2)); got.Tokens != 8*testBlockTokens {
 				t.Errorf("%d tokens of after the reset are found on its node, want %d", got.Tokens, 8*testBlockTokens)
 			}
-			if got := workersA[0].save(2, chain(3, 8), 0); !all(got, ipc.BlockOK) {
+			if got := workersA[0].save(2, chain(3, 8), 0); !all(got, blockOK) {
 				t.Fatalf("save: %v", got)
 			}
 			text := b.metricsText()
@@ -103,7 +103,7 @@ func TestPrivateGenerationStaysInMemory(t *testing.T) {
 		m.Identity = append([]ipc.Pair{m.Identity[0], {Key: "generation", Value: generation}}, m.Identity[1:]...)
 		scheduler, workers, answer := r.joinEngine(m)
 		spaces[generation] = answer.Space
-		if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+		if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, blockOK) {
 			t.Fatalf("save: %v", got)
 		}
 		got := askUntil(t, r.asker(socketdir.Lookup), ipc.LookupRequest{

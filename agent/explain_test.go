@@ -172,7 +172,7 @@ func TestExplainRefusals(t *testing.T) {
 		history.LoadsOff:      {func(r *rig, _ *ipc.LookupRequest) { r.agent.Set(&no, nil) }, "kvagent set loads=on"},
 		history.NotRegistered: {func(_ *rig, q *ipc.LookupRequest) { q.Space = [16]byte{9} }, "no engine of the space"},
 		history.NoSession:     {func(_ *rig, q *ipc.LookupRequest) { q.Session = 1 }, "no session"},
-		history.LeaseCap:      {func(*rig, *ipc.LookupRequest) {}, "--lease-bytes"},
+		history.LeaseCap:      {func(*rig, *ipc.LookupRequest) {}, "half of the pool"},
 		history.Malformed:     {func(_ *rig, q *ipc.LookupRequest) { q.Groups = []uint8{3} }, "could not read"},
 		history.Overloaded:    {func(_ *rig, q *ipc.LookupRequest) { q.DeadlineUS = 1 }, "deadline"},
 	} {

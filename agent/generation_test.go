@@ -41,7 +41,7 @@ func TestRanksMoveToAnotherIdentityOneByOne(t *testing.T) {
 	scheduler, workers, was := r.joinEngine(ofGeneration("one", old))
 	hashes := chain(1, 2)
 	for _, w := range workers {
-		if status := w.save(was.Epoch, hashes, 0); !all(status, ipc.BlockOK) {
+		if status := w.save(was.Epoch, hashes, 0); !all(status, blockOK) {
 			t.Fatalf("saved: %v", status)
 		}
 	}

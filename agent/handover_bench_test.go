@@ -46,7 +46,7 @@ func BenchmarkHandOver(b *testing.B) {
 				q.Want = ipc.WantReserve
 				got := ask(b, x.look, q)
 				q.Want = ipc.WantProbe
-				if done := x.loader.load(x.loadEpoch, got.Lease, q.Hashes, 0); !all(done, ipc.BlockOK) {
+				if done := x.loader.load(x.loadEpoch, got.Lease, q.Hashes, 0); !all(done, blockOK) {
 					b.Fatalf("load: %v", done)
 				}
 				loaded += time.Since(start)

@@ -40,7 +40,7 @@ func TestPinnedBlocks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, withPool(4<<20), pinning)
 			scheduler, workers, answer := r.joinEngine(register("a"))
-			if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+			if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, blockOK) {
 				t.Fatalf("save: %v", got)
 			}
 			pin := time.Hour

@@ -8,15 +8,18 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/lookup"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // leaser is an engine with a stored chain, and the question that reserves it.
-func leaser(t *testing.T, r *rig) (scheduler, worker *client, look *ipc.LookupClient, question ipc.LookupRequest) {
+func leaser(t *testing.T, r *rig) (
+	scheduler, worker *client, look *mockengine.LookupClient, question ipc.LookupRequest,
+) {
 	t.Helper()
 	scheduler, workers, answer := r.joinEngine(register("a"))
-	if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+	if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, blockOK) {
 		t.Fatalf("save: %v", got)
 	}
 	return scheduler, workers[0], r.asker(socketdir.Lookup), ipc.LookupRequest{
@@ -162,7 +165,7 @@ func TestLeaseRevokedUnderPressure(t *testing.T) {
 	r := newRig(t, withPool(blocks*testBlockBytes),
 		withConfig(func(c *Config) { c.LeaseBytes = blocks * testBlockBytes }))
 	scheduler, worker, look, q := leaser(t, r)
-	if got := worker.save(1, chain(2, 8), 0); !all(got, ipc.BlockOK) {
+	if got := worker.save(1, chain(2, 8), 0); !all(got, blockOK) {
 		t.Fatalf("save: %v", got)
 	}
 	kept := ask(t, look, q)
@@ -172,26 +175,26 @@ func TestLeaseRevokedUnderPressure(t *testing.T) {
 	if kept.Lease == 0 || idle.Lease == 0 {
 		t.Fatalf("leases: %+v, %+v", kept, idle)
 	}
-	if got := worker.load(1, kept.Lease, chain(1, 8), 30); !all(got, ipc.BlockOK) {
+	if got := worker.load(1, kept.Lease, chain(1, 8), 30); !all(got, blockOK) {
 		t.Fatalf("load: %v", got)
 	}
 	// 16 of 24 blocks are leased: 12 more do not fit without the idle lease's.
-	if got := worker.save(1, chain(3, 12), 0); !all(got, ipc.BlockOK) {
+	if got := worker.save(1, chain(3, 12), 0); !all(got, blockOK) {
 		t.Fatalf("save under pressure: %v", got)
 	}
 	st := r.guests.Status()
 	if st.LeasesRevoked != 1 || st.Leases != 1 {
 		t.Fatalf("%d revoked, %d left; want 1 and 1", st.LeasesRevoked, st.Leases)
 	}
-	if got := worker.load(1, kept.Lease, chain(1, 8), 30); !all(got, ipc.BlockOK) {
+	if got := worker.load(1, kept.Lease, chain(1, 8), 30); !all(got, blockOK) {
 		t.Errorf("the lease a LOAD had named was revoked: %v", got)
 	}
 	got := worker.load(1, idle.Lease, chain(2, 8), 40)
 	missing := 0
 	for _, s := range got {
-		if s == ipc.BlockMissing {
+		if s == blockMissing {
 			missing++
-		} else if s != ipc.BlockOK {
+		} else if s != blockOK {
 			t.Errorf("load of a revoked lease: %v", got)
 		}
 	}

@@ -280,7 +280,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("look-up: %+v", got)
 	}
 	c.send(&ipc.Load{Job: 2, Epoch: 1, Event: ipc.None, Sections: []ipc.Section{section(chain(1, 2), 0)}})
-	if got := c.done(2); !all(got, ipc.BlockBusy) {
+	if got := c.done(2); !all(got, blockBusy) {
 		t.Errorf("load while draining: %v", got)
 	}
 	late := r.dial()
@@ -294,7 +294,7 @@ func TestDrain(t *testing.T) {
 	default:
 	}
 	c.stream.SetStep(1)
-	if got := c.done(1); !all(got, ipc.BlockOK) {
+	if got := c.done(1); !all(got, blockOK) {
 		t.Errorf("the job that ran: %v", got)
 	}
 	check(t, <-drained)
@@ -325,7 +325,7 @@ func TestDrainIsCut(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	r.agent.Close()
-	if got := c.done(1); !all(got, ipc.BlockCancelled) {
+	if got := c.done(1); !all(got, blockCancelled) {
 		t.Errorf("the job that ran: %v", got)
 	}
 }

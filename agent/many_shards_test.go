@@ -32,7 +32,7 @@ func TestRanksOfManyShards(t *testing.T) {
 				for b := range 2 {
 					savers[rank].fill(b, byte(2*rank)+byte(b))
 				}
-				if got := savers[rank].save(answer.Epoch, hashes, 0); !all(got, ipc.BlockOK) {
+				if got := savers[rank].save(answer.Epoch, hashes, 0); !all(got, blockOK) {
 					t.Fatalf("save of rank %d: %v", rank, got)
 				}
 			}
@@ -43,7 +43,7 @@ func TestRanksOfManyShards(t *testing.T) {
 			reg.World, reg.Shards = shape.ranks, shape.shards
 			_, loaders, _ := r.joinEngine(reg)
 			for rank, one := range loaders {
-				if got := one.load(answer.Epoch, 0, hashes, 4); !all(got, ipc.BlockOK) {
+				if got := one.load(answer.Epoch, 0, hashes, 4); !all(got, blockOK) {
 					t.Fatalf("load of rank %d: %v", rank, got)
 				}
 				for b := range 2 {
@@ -88,12 +88,12 @@ func TestWorkersWithAllShards(t *testing.T) {
 		for b := range 2 {
 			c.fill(b, byte(b+5))
 		}
-		if got := c.save(1, hashes, 0); !all(got, ipc.BlockOK) {
+		if got := c.save(1, hashes, 0); !all(got, blockOK) {
 			t.Fatalf("save of rank %d: %v", rank, got)
 		}
 	}
 	one := join("one", 0, 1)
-	if got := one.load(1, 0, hashes, 8); !all(got, ipc.BlockOK) {
+	if got := one.load(1, 0, hashes, 8); !all(got, blockOK) {
 		t.Fatalf("load: %v", got)
 	}
 	for b := range 2 {

@@ -37,10 +37,10 @@ func TestLostMoverEndsItsSessions(t *testing.T) {
 		scheduler, workers, _ := r.joinEngine(register("engine"))
 		w := workers[0]
 		w.fill(3, byte(round+1))
-		if got := w.save(1, chain(byte(round), 1), 3); !all(got, ipc.BlockOK) {
+		if got := w.save(1, chain(byte(round), 1), 3); !all(got, blockOK) {
 			t.Fatalf("save %v", got)
 		}
-		if got := w.load(1, 0, chain(byte(round), 1), 5); !all(got, ipc.BlockOK) || !w.filled(5, byte(round+1)) {
+		if got := w.load(1, 0, chain(byte(round), 1), 5); !all(got, blockOK) || !w.filled(5, byte(round+1)) {
 			t.Fatalf("load %v", got)
 		}
 		check(t, unix.Kill(r.moverPid(), unix.SIGKILL))
@@ -81,7 +81,7 @@ func TestNoFenceBeforeTheMoverIsReaped(t *testing.T) {
 	r := newRig(t, withMover(hangUp))
 	_, workers, _ := r.joinEngine(register("engine"))
 	w := workers[0]
-	if got := w.save(1, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+	if got := w.save(1, chain(1, 8), 0); !all(got, blockOK) {
 		t.Fatalf("save %v", got)
 	}
 	pid := r.moverPid()

@@ -94,11 +94,11 @@ func TestSavesOfATransferAreNotPaced(t *testing.T) {
 	c := w[0]
 	c.savePaced(r, 1)
 	c.send(&ipc.Load{Job: 2, Epoch: 1, Event: ipc.None, Sections: []ipc.Section{section(chain(9, 1), 5)}})
-	if got := c.done(2); !all(got, ipc.BlockMissing) {
+	if got := c.done(2); !all(got, blockMissing) {
 		t.Errorf("a load beside a save that waits: %v", got)
 	}
 	scheduler.send(&ipc.Offer{Name: []byte("t"), TTLMS: testTTL})
-	if got := c.done(1); !all(got, ipc.BlockOK) {
+	if got := c.done(1); !all(got, blockOK) {
 		t.Errorf("the save: %v", got)
 	}
 	id, _, _ := r.agent.OpenSpace(register("").Space())
@@ -121,7 +121,7 @@ func TestDrainWithoutPace(t *testing.T) {
 	soon, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	check(t, r.agent.Drain(soon))
-	if got := w[0].done(1); !all(got, ipc.BlockOK) {
+	if got := w[0].done(1); !all(got, blockOK) {
 		t.Errorf("the save: %v", got)
 	}
 	late := r.agent.workers.pacers.Of(deviceName(cudaipc.UUID{1}))

@@ -40,7 +40,7 @@ func TestPanicEndsOneSession(t *testing.T) {
 	_, others, answer := r.joinEngine(register("other"))
 	_, workers, _ := r.joinEngine(register("one"))
 	w := workers[0]
-	if got := w.save(answer.Epoch, chain(3, 4), 0); !all(got, ipc.BlockOK) {
+	if got := w.save(answer.Epoch, chain(3, 4), 0); !all(got, blockOK) {
 		t.Fatalf("save: %v", got)
 	}
 	w.send(&ipc.Unregister{Req: 7})
@@ -48,7 +48,7 @@ func TestPanicEndsOneSession(t *testing.T) {
 		t.Errorf("%+v, want code %d", got, ipc.ErrCodeInternal)
 	}
 	r.waitFor("the session is gone", func(s admin.Status) bool { return s.Sessions == 3 && s.Regions == 2 })
-	if got := others[0].load(answer.Epoch, 0, chain(3, 4), 8); !all(got, ipc.BlockOK) {
+	if got := others[0].load(answer.Epoch, 0, chain(3, 4), 8); !all(got, blockOK) {
 		t.Errorf("another session's load: %v", got)
 	}
 	text := r.metricsText()

@@ -54,7 +54,7 @@ func TestReadyFindsWhatHasChanged(t *testing.T) {
 		for b := range 8 {
 			workers[0].fill(b, byte(b))
 		}
-		if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+		if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, blockOK) {
 			t.Fatalf("save: %v", got)
 		}
 		arena, _ := r.pool.Arena()
@@ -111,7 +111,7 @@ func TestReadyIsWhatIsInMemory(t *testing.T) {
 		t.Errorf("of blocks that only the tier has: %+v", got)
 	}
 	f.Switch(false)
-	if got := w.load(1, got.Lease, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+	if got := w.load(1, got.Lease, chain(1, 8), 0); !all(got, blockOK) {
 		t.Errorf("load: %v", got)
 	}
 }

@@ -38,10 +38,10 @@ func TestRegisterInParts(t *testing.T) {
 		t.Errorf("REGISTERED %+v", answer)
 	}
 	c.fill(3, 9)
-	if got := c.save(1, chain(1, 1), 3); !all(got, ipc.BlockOK) {
+	if got := c.save(1, chain(1, 1), 3); !all(got, blockOK) {
 		t.Fatalf("save %v", got)
 	}
-	if got := c.load(1, 0, chain(1, 1), 5); !all(got, ipc.BlockOK) || !c.filled(5, 9) {
+	if got := c.load(1, 0, chain(1, 1), 5); !all(got, blockOK) || !c.filled(5, 9) {
 		t.Fatalf("load %v", got)
 	}
 }
@@ -169,10 +169,10 @@ func TestJobsBeforeTheSpaceIsOpen(t *testing.T) {
 	a := r.dial()
 	one := *reg
 	a.registered(a.registerWorker(&one))
-	if got := a.save(1, chain(1, 2), 0); !all(got, ipc.BlockBusy) {
+	if got := a.save(1, chain(1, 2), 0); !all(got, blockBusy) {
 		t.Errorf("save %v, want busy", got)
 	}
-	if got := a.load(1, 0, chain(1, 2), 0); !all(got, ipc.BlockMissing) {
+	if got := a.load(1, 0, chain(1, 2), 0); !all(got, blockMissing) {
 		t.Errorf("load %v, want missing", got)
 	}
 	a.send(&ipc.Reset{Req: 3})
@@ -185,10 +185,10 @@ func TestJobsBeforeTheSpaceIsOpen(t *testing.T) {
 	if answer := b.registered(b.registerWorker(&two)); answer.Epoch != 2 {
 		t.Errorf("epoch %d, want the 2 of the reset before the space opened", answer.Epoch)
 	}
-	if got := a.save(1, chain(1, 2), 0); !all(got, ipc.BlockStale) {
+	if got := a.save(1, chain(1, 2), 0); !all(got, blockStale) {
 		t.Errorf("save with the old epoch %v, want stale", got)
 	}
-	if got := a.save(2, chain(1, 2), 0); !all(got, ipc.BlockOK) {
+	if got := a.save(2, chain(1, 2), 0); !all(got, blockOK) {
 		t.Errorf("save %v, want ok", got)
 	}
 }
@@ -203,7 +203,7 @@ func TestUnregister(t *testing.T) {
 	if st := r.guests.Status(); st.Regions != 0 {
 		t.Fatalf("%d regions are open after UNREGISTERED", st.Regions)
 	}
-	if got := w[0].save(1, chain(1, 1), 0); !all(got, ipc.BlockInvalid) {
+	if got := w[0].save(1, chain(1, 1), 0); !all(got, blockInvalid) {
 		t.Errorf("save without a registration: %v", got)
 	}
 	w[0].send(&ipc.Unregister{Req: 10})

@@ -9,7 +9,6 @@ import (
 
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -224,14 +223,27 @@ func (r *registry) publishLocked() {
 // sp.resetting is held. mu is not held while the pool advances the epoch, which may wait for a
 // disk.
 func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*session, err error) {
-	if r.closed(sp) {
+	r.mu.Lock()
+	closed := sp.closed // it stays so while sp.resetting is held
+	r.mu.Unlock()
+	if closed {
 		return 0, nil, errSpaceClosed
 	}
 	defer signal(r.swept)
-	if err := r.forget(sp); err != nil {
-		return 0, nil, err
+	if sp.open.Load() == nil {
+		// A reset applies to what a pool that outlives the agent has stored of it, too, and must
+		// not be lost with this process.
+		if err := r.pool.Forget(sp.fp); err != nil {
+			return 0, nil, err
+		}
 	}
-	rules, epoch := r.countReset(sp)
+	r.mu.Lock()
+	rules := sp.open.Load()
+	if rules == nil {
+		sp.epoch++
+	}
+	epoch = sp.epoch
+	r.mu.Unlock()
 	if rules != nil {
 		if epoch, err = r.pool.ResetSpace(rules.ID); err != nil {
 			return 0, nil, err
@@ -239,40 +251,17 @@ func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*sessio
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for st := range sp.seats {
-		if st.registered && st.session != by {
-			others = append(others, st.session)
+	return epoch, sp.sessionsLocked(by), nil
+}
+
+// sessionsLocked returns the sessions registered for a space, but one.
+func (s *space) sessionsLocked(but *session) (all []*session) {
+	for st := range s.seats {
+		if st.registered && st.session != but {
+			all = append(all, st.session)
 		}
 	}
-	return epoch, others, nil
-}
-
-// closed reports whether a space was closed. The result stays false while sp.resetting is held.
-func (r *registry) closed(sp *space) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return sp.closed
-}
-
-// forget drops what a pool that outlives the agent has stored of a space that is not open yet. A
-// reset applies to that too, and must not be lost with this process.
-func (r *registry) forget(sp *space) error {
-	if sp.open.Load() != nil {
-		return nil
-	}
-	return r.pool.Forget(sp.fp)
-}
-
-// countReset counts a reset of a space that is not open in the pool, or returns the rules of an
-// open one.
-func (r *registry) countReset(sp *space) (*lookup.Space, uint32) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	rules := sp.open.Load()
-	if rules == nil {
-		sp.epoch++
-	}
-	return rules, sp.epoch
+	return all
 }
 
 // epochOf returns a space's current weights epoch.

@@ -32,14 +32,14 @@ func TestReset(t *testing.T) {
 		ipc.LookupRequest{Tokens: 1000, HashLen: 32, Hashes: chain(1, 4)}); got.Tokens != 0 {
 		t.Errorf("look-up after the reset: %+v", got)
 	}
-	if got := w[0].save(answer.Epoch, chain(1, 4), 0); !all(got, ipc.BlockStale) {
+	if got := w[0].save(answer.Epoch, chain(1, 4), 0); !all(got, blockStale) {
 		t.Errorf("save with the old epoch: %v", got)
 	}
-	if got := w[0].save(2, chain(1, 4), 0); !all(got, ipc.BlockOK) {
+	if got := w[0].save(2, chain(1, 4), 0); !all(got, blockOK) {
 		t.Errorf("save with the new epoch: %v", got)
 	}
 	stranger[0].sync() // would fail on an EPOCH it does not expect; those are passed over, so look at them
-	if got := stranger[0].save(1, chain(1, 1), 0); !all(got, ipc.BlockOK) {
+	if got := stranger[0].save(1, chain(1, 1), 0); !all(got, blockOK) {
 		t.Errorf("another space was reset too: %v", got)
 	}
 	lone := r.dial()
@@ -101,20 +101,20 @@ func TestSwitches(t *testing.T) {
 	if got := next[*ipc.Switches](fresh); got.Loads || !got.Saves {
 		t.Errorf("loads off: %+v", got)
 	}
-	if got := w[0].load(1, 0, chain(1, 2), 4); !all(got, ipc.BlockOff) {
+	if got := w[0].load(1, 0, chain(1, 2), 4); !all(got, blockOff) {
 		t.Errorf("load with loads off: %v", got)
 	}
 	if got := ask(t, look, q); got.Status != ipc.LookupOff || got.Tokens != 0 {
 		t.Errorf("look-up with loads off: %+v", got)
 	}
-	if got := w[0].save(1, chain(2, 2), 0); !all(got, ipc.BlockOK) {
+	if got := w[0].save(1, chain(2, 2), 0); !all(got, blockOK) {
 		t.Errorf("save with loads off: %v", got)
 	}
 	r.agent.Set(&on, &off)
-	if got := w[0].save(1, chain(3, 2), 0); !all(got, ipc.BlockOff) {
+	if got := w[0].save(1, chain(3, 2), 0); !all(got, blockOff) {
 		t.Errorf("save with saves off: %v", got)
 	}
-	if got := w[0].load(1, 0, chain(2, 2), 4); !all(got, ipc.BlockOK) {
+	if got := w[0].load(1, 0, chain(2, 2), 4); !all(got, blockOK) {
 		t.Errorf("load with loads on again: %v", got)
 	}
 	r.agent.Set(nil, &on)
@@ -134,7 +134,7 @@ func TestCancel(t *testing.T) {
 	c.send(&ipc.Cancel{Job: 7})
 	c.send(&ipc.Cancel{Job: 7})
 	done := next[*ipc.Done](c)
-	if done.Job != 7 || !all(done.Status, ipc.BlockCancelled) {
+	if done.Job != 7 || !all(done.Status, blockCancelled) {
 		t.Errorf("%+v", done)
 	}
 	for range 2 {
@@ -165,14 +165,14 @@ func TestFullQueueIsBusy(t *testing.T) {
 	}
 	busy := 0
 	for busy < 17 { // 2 wait, and 1 may be under way
-		if done := next[*ipc.Done](c); !all(done.Status, ipc.BlockBusy) || len(done.Status) != 3 {
+		if done := next[*ipc.Done](c); !all(done.Status, blockBusy) || len(done.Status) != 3 {
 			t.Fatalf("%+v", done)
 		}
 		busy++
 	}
 	c.stream.SetStep(1)
 	for range 20 - busy {
-		if done := next[*ipc.Done](c); !all(done.Status, ipc.BlockOK) && !all(done.Status, ipc.BlockBusy) {
+		if done := next[*ipc.Done](c); !all(done.Status, blockOK) && !all(done.Status, blockBusy) {
 			t.Errorf("%+v", done)
 		}
 	}
@@ -195,7 +195,7 @@ func TestLiveNamesStuckWorker(t *testing.T) {
 		t.Errorf("%v, want one that names %s", err, want)
 	}
 	w[0].stream.SetStep(5)
-	if got := w[0].done(7); !all(got, ipc.BlockOK) {
+	if got := w[0].done(7); !all(got, blockOK) {
 		t.Errorf("save: %v", got)
 	}
 	r.waitFor("the worker moves", func(admin.Status) bool { return r.agent.Live() == nil })

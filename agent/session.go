@@ -108,7 +108,7 @@ func (s *session) read() {
 			err = s.serve(msg, fds)
 		}
 		if err != nil {
-			s.fail(err)
+			s.lost(err)
 			return
 		}
 		s.conn.Served()
@@ -130,23 +130,14 @@ func (s *session) greet() error {
 	return nil
 }
 
-// fail ends the session because of an error of receiving or serving a message.
-func (s *session) fail(err error) {
-	var bad *ipc.MalformedError
-	switch {
-	case errors.As(err, &bad):
-		s.terminate(endMalformed, ipc.ErrCodeMalformed, err)
-	default:
-		s.lost(err)
-	}
-}
-
-// lost ends the session because its socket failed. The reader, the writer and run may each call it
-// first, so the reason depends only on the error.
+// lost ends the session because of an error of its socket, or of a message. The reader, the writer
+// and run may each call it first, so the reason depends only on the error.
 func (s *session) lost(why error) {
 	switch {
 	case !s.greeted.Load():
 		s.terminate(endHandshake, 0, why)
+	case errors.As(why, new(*ipc.MalformedError)):
+		s.terminate(endMalformed, ipc.ErrCodeMalformed, why)
 	case errors.Is(why, ipc.ErrStalled):
 		s.terminate(endSlow, ipc.ErrCodeLimit, why)
 	case errors.Is(why, os.ErrDeadlineExceeded): // of a write

@@ -42,7 +42,7 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	if n := <-asked; n == 10000 {
 		t.Errorf("all %d questions were taken, though no answer was read", n)
 	}
-	if got := stays.load(1, 0, chain(1, 4), 9); !all(got, ipc.BlockOK) {
+	if got := stays.load(1, 0, chain(1, 4), 9); !all(got, blockOK) {
 		t.Errorf("load beside it: %v", got)
 	}
 }
@@ -52,7 +52,7 @@ func TestAFlippedByteIsSeen(t *testing.T) {
 	for name, c := range map[string]struct {
 		full bool
 		want uint8
-	}{"header": {false, ipc.BlockOK}, "full": {true, ipc.BlockCorrupt}} {
+	}{"header": {false, blockOK}, "full": {true, blockCorrupt}} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, withConfig(func(cfg *Config) {
 				if !c.full {
@@ -64,14 +64,14 @@ func TestAFlippedByteIsSeen(t *testing.T) {
 				w[0].fill(i, byte(i+1))
 			}
 			w[0].save(1, chain(1, 2), 0)
-			if got := w[0].load(1, 0, chain(1, 2), 8); !all(got, ipc.BlockOK) || !w[0].filled(8, 1) {
+			if got := w[0].load(1, 0, chain(1, 2), 8); !all(got, blockOK) || !w[0].filled(8, 1) {
 				t.Fatalf("before the fault: %v", got)
 			}
 			w[0].save(1, chain(2, 2), 2)
 			arena, _ := r.pool.Arena()
 			arena[0] ^= 1
 			got := w[0].load(1, 0, chain(1, 2), 8)
-			if got[0] != c.want || got[1] != ipc.BlockOK {
+			if got[0] != c.want || got[1] != blockOK {
 				t.Errorf("load of the damaged block and the one behind it: %v, want %d and 0", got, c.want)
 			}
 			if !c.full && w[0].filled(8, 1) {
@@ -100,7 +100,7 @@ func TestRegionTakenAway(t *testing.T) {
 		return
 	}
 	check(t, unix.Ftruncate(soft, 0))
-	if got := c.save(1, chain(1, 2), 0); all(got, ipc.BlockOK) {
+	if got := c.save(1, chain(1, 2), 0); all(got, blockOK) {
 		t.Errorf("save from nowhere: %v", got)
 	}
 	c.sync()

@@ -72,7 +72,7 @@ func TestSpacesComeAndGo(t *testing.T) {
 		prints = append(prints, answer.Space)
 		w.fill(0, byte(i))
 		w.fill(1, byte(i>>8))
-		if got := w.save(1, chain(1, 2), 0); !all(got, ipc.BlockOK) {
+		if got := w.save(1, chain(1, 2), 0); !all(got, blockOK) {
 			t.Fatalf("model %d: saved %v", i, got)
 		}
 		w.unregister()
@@ -92,7 +92,7 @@ func TestSpacesComeAndGo(t *testing.T) {
 			t.Errorf("model %d came back: %+v, want %d blocks", i, got, want)
 		}
 		if want > 0 {
-			if got := w.load(1, 0, chain(1, 2), 8); !all(got, ipc.BlockOK) || !w.filled(8, byte(i)) ||
+			if got := w.load(1, 0, chain(1, 2), 8); !all(got, blockOK) || !w.filled(8, byte(i)) ||
 				!w.filled(9, byte(i>>8)) {
 				t.Errorf("model %d came back: loaded %v, or other bytes", i, got)
 			}
@@ -160,7 +160,7 @@ func TestClosedSpaceIsNotTheNext(t *testing.T) {
 	if _, err := r.agent.resetSpace(sp, nil, "a test"); err == nil {
 		t.Error("a closed space was reset")
 	}
-	if got := w.load(1, 0, chain(1, 4), 8); !all(got, ipc.BlockOK) {
+	if got := w.load(1, 0, chain(1, 4), 8); !all(got, blockOK) {
 		t.Errorf("the space that came in its place: loaded %v", got)
 	}
 }
@@ -199,13 +199,13 @@ func (c *client) turnOf(dice *rand.Rand, epoch uint32, model byte) {
 		c.fill(b, model<<4|byte(b))
 	}
 	for _, status := range c.save(epoch, h, 0) {
-		if status != ipc.BlockOK && status != ipc.BlockExists && status != ipc.BlockInProgress &&
-			status != ipc.BlockStale {
+		if status != blockOK && status != blockExists && status != blockInProgress &&
+			status != blockStale {
 			c.t.Errorf("saved: status %d", status)
 		}
 	}
 	for b, status := range c.load(epoch, 0, h, 16) {
-		if status == ipc.BlockOK && !c.filled(16+b, model<<4|byte(b)) {
+		if status == blockOK && !c.filled(16+b, model<<4|byte(b)) {
 			c.t.Errorf("block %d of model %d has the bytes of another", b, model)
 		}
 	}
@@ -237,7 +237,7 @@ func TestEpochsOfAClosedSpaceDoNotComeBack(t *testing.T) {
 		last = done.Epoch
 		if round%2 == 1 {
 			stale, stored := w.save(before.Epoch, chain(1, 1), 0), w.save(last, chain(1, 1), 0)
-			if !all(stale, ipc.BlockStale) || !all(stored, ipc.BlockOK) {
+			if !all(stale, blockStale) || !all(stored, blockOK) {
 				t.Fatalf("round %d: saves of the old and the new epoch: %v, %v", round, stale, stored)
 			}
 		}

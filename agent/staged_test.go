@@ -35,12 +35,12 @@ func TestStagedLoadOfCells(t *testing.T) {
 		w.fill(b, byte(b))
 		w.fill(testBlocks/2+b, byte(10+b))
 	}
-	if got := w.save(answer.Epoch, chain(1, 2), 0); !all(got, ipc.BlockOK) {
+	if got := w.save(answer.Epoch, chain(1, 2), 0); !all(got, blockOK) {
 		t.Fatalf("save %v", got)
 	}
 	w.stages(1, 0)
 	w.staged(answer.Epoch, 0, chain(1, 2), 4)
-	if got := w.done(w.job); !all(got, ipc.BlockOK) {
+	if got := w.done(w.job); !all(got, blockOK) {
 		t.Errorf("load by stages %v", got)
 	}
 	for b := range 2 {
@@ -78,18 +78,18 @@ func TestStagesBelongToARegistration(t *testing.T) {
 	answer := w.registered(w.registerWorker(reg))
 	w.stages(0)
 	w.fill(0, 7)
-	if got := w.save(answer.Epoch, chain(1, 1), 0); !all(got, ipc.BlockOK) {
+	if got := w.save(answer.Epoch, chain(1, 1), 0); !all(got, blockOK) {
 		t.Fatalf("save %v", got)
 	}
 	w.unregister()
 	answer = w.again(reg)
 	w.staged(answer.Epoch, 0, chain(1, 1), 3)
-	if got := w.done(w.job); !all(got, ipc.BlockInvalid) {
+	if got := w.done(w.job); !all(got, blockInvalid) {
 		t.Errorf("before the stages are declared again: %v, want invalid", got)
 	}
 	w.stages(0)
 	w.staged(answer.Epoch, 0, chain(1, 1), 3)
-	if got := w.done(w.job); !all(got, ipc.BlockOK) || !w.filled(3, 7) {
+	if got := w.done(w.job); !all(got, blockOK) || !w.filled(3, 7) {
 		t.Errorf("after: %v, want ok", got)
 	}
 }
@@ -115,7 +115,7 @@ func TestStagedLoadWhileLoadsAreOff(t *testing.T) {
 	w.sync()
 	r.agent.switches.loads.Store(false)
 	w.staged(answer.Epoch, 0, chain(1, 1), 3)
-	if got := w.done(w.job); !all(got, ipc.BlockOff) {
+	if got := w.done(w.job); !all(got, blockOff) {
 		t.Errorf("%v, want off", got)
 	}
 }

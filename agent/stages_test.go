@@ -3,8 +3,6 @@ package agent
 import (
 	"strings"
 	"testing"
-
-	"github.com/kvagent/kvagent/ipc"
 )
 
 // TestStagesAreShown expects each job that copied to be in the metrics, in the status and in the
@@ -12,10 +10,10 @@ import (
 func TestStagesAreShown(t *testing.T) {
 	r := newRig(t)
 	_, workers, answer := r.joinEngine(register("a"))
-	if got := workers[0].save(answer.Epoch, chain(1, 4), 0); !all(got, ipc.BlockOK) {
+	if got := workers[0].save(answer.Epoch, chain(1, 4), 0); !all(got, blockOK) {
 		t.Fatalf("save: %v", got)
 	}
-	for from, want := range map[byte]uint8{1: ipc.BlockOK, 9: ipc.BlockMissing} {
+	for from, want := range map[byte]uint8{1: blockOK, 9: blockMissing} {
 		if got := workers[0].load(answer.Epoch, 0, chain(from, 4), 8); !all(got, want) {
 			t.Fatalf("load: %v", got)
 		}

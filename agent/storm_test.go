@@ -33,7 +33,7 @@ func TestMalformedStorm(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got := stays.load(1, 0, chain(1, 4), 9); !all(got, ipc.BlockOK) {
+	if got := stays.load(1, 0, chain(1, 4), 9); !all(got, blockOK) {
 		t.Errorf("load after the storm: %v", got)
 	}
 	r.waitFor("the storm is over", func(s admin.Status) bool { return s.Sessions == 2 && s.Engines == 1 })

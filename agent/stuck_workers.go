@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -15,52 +14,31 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// stuckStep is a worker whose step is older than Limits.Stuck.
-type stuckStep struct {
-	seat *seat
-	step string
-	age  time.Duration
-}
-
-func (s stuckStep) String() string {
-	return fmt.Sprintf("%s of instance %q (process %d): %s for %v", placeName(s.seat.role, s.seat.rank),
-		s.seat.engine.instance, s.seat.session.pid, s.step, s.age.Round(time.Millisecond))
-}
-
-// stuckWorkers returns the workers whose current step is older than Limits.Stuck, by instance and
-// rank.
-func (r *registry) stuckWorkers() []stuckStep {
+// stuckWorkers describes the workers whose current step is older than Limits.Stuck.
+func (r *registry) stuckWorkers() (out []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var out []stuckStep
 	for _, e := range r.engines {
 		for _, st := range e.ranks {
 			if st == nil {
 				continue
 			}
 			if step, age := st.step(); age > r.limits.Stuck {
-				out = append(out, stuckStep{st, step, age})
+				out = append(out, fmt.Sprintf("%s of instance %q (process %d): %s for %v", placeName(st.role, st.rank),
+					e.instance, st.session.pid, step, age.Round(time.Millisecond)))
 			}
 		}
 	}
-	slices.SortFunc(out, func(x, y stuckStep) int {
-		return cmp.Or(cmp.Compare(x.seat.engine.instance, y.seat.engine.instance),
-			cmp.Compare(x.seat.rank, y.seat.rank))
-	})
+	slices.Sort(out)
 	return out
 }
 
 // Live returns an error that names the stuck workers.
 func (a *Agent) Live() error {
-	stuck := a.registry.stuckWorkers()
-	if len(stuck) == 0 {
-		return nil
+	if stuck := a.registry.stuckWorkers(); len(stuck) > 0 {
+		return errors.New("stuck: " + strings.Join(stuck, "; "))
 	}
-	names := make([]string, len(stuck))
-	for i, s := range stuck {
-		names[i] = s.String()
-	}
-	return errors.New("stuck: " + strings.Join(names, "; "))
+	return nil
 }
 
 // Places where a session's panic is caught, as labels of its counter.

@@ -157,10 +157,5 @@ func (r *registry) sessionsOf(fp pool.Fingerprint) (sp *space, sessions []*sessi
 	if sp = r.spaces[fp]; sp == nil {
 		return nil, nil
 	}
-	for st := range sp.seats {
-		if st.registered {
-			sessions = append(sessions, st.session)
-		}
-	}
-	return sp, sessions
+	return sp, sp.sessionsLocked(nil)
 }

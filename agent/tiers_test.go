@@ -12,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/fault"
@@ -66,7 +67,7 @@ func (r *rig) waitTier(entries uint64) {
 }
 
 // askUntil asks again while the answer is pending.
-func askUntil(t testing.TB, c *ipc.LookupClient, q ipc.LookupRequest) (got ipc.LookupReply) {
+func askUntil(t testing.TB, c *mockengine.LookupClient, q ipc.LookupRequest) (got ipc.LookupReply) {
 	t.Helper()
 	pooltest.Until(t, "the answer is not pending", func() bool {
 		got = ask(t, c, q)
@@ -152,7 +153,7 @@ func threeNodes(t *testing.T, open func() pool.Store) {
 			for b := range blocks {
 				w.fill(b, byte(b))
 			}
-			if got := w.save(answer.Epoch, chain(1, blocks), 0); !all(got, ipc.BlockOK) {
+			if got := w.save(answer.Epoch, chain(1, blocks), 0); !all(got, blockOK) {
 				t.Fatalf("save: %v", got)
 			}
 			r.waitTier(blocks)
@@ -161,7 +162,7 @@ func threeNodes(t *testing.T, open func() pool.Store) {
 		if found != blocks || got.Lease == 0 {
 			t.Fatalf("node %d: %+v, want %d blocks and a lease", i, got, blocks)
 		}
-		if got := w.load(answer.Epoch, got.Lease, chain(1, blocks), 0); !all(got, ipc.BlockOK) {
+		if got := w.load(answer.Epoch, got.Lease, chain(1, blocks), 0); !all(got, blockOK) {
 			t.Fatalf("node %d: load: %v", i, got)
 		}
 		for b := range blocks {
@@ -186,7 +187,7 @@ func slowTier(t *testing.T, kind fault.Kind, tr tier.Tier, options ...rigOption)
 	store := pooltest.NewShelf()
 	one := newRig(t, withTiers(tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}))
 	_, workers, answer := one.joinEngine(register("writer"))
-	if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+	if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, blockOK) {
 		t.Fatalf("save: %v", got)
 	}
 	one.waitTier(8)
@@ -307,7 +308,7 @@ func (k *lookupSock) handleNow(q *ipc.LookupRequest) ipc.LookupReply {
 }
 
 // askRaw is ask with the deadline that is given.
-func askRaw(t testing.TB, c *ipc.LookupClient, q ipc.LookupRequest) ipc.LookupReply {
+func askRaw(t testing.TB, c *mockengine.LookupClient, q ipc.LookupRequest) ipc.LookupReply {
 	t.Helper()
 	q.Form = ipc.FormOwn
 	reply, err := c.Ask(&q, patience)
@@ -341,7 +342,7 @@ func TestLoadIsHeldForPromises(t *testing.T) {
 		t.Fatalf("%d jobs, %d held; want 1 and 1", st.Jobs, r.agent.metrics.LoadsHeld.Load())
 	}
 	f.Switch(false)
-	if got := w.done(w.job); !all(got, ipc.BlockOK) {
+	if got := w.done(w.job); !all(got, blockOK) {
 		t.Errorf("load after the store went on: %v", got)
 	}
 	scheduler.send(&ipc.Release{Leases: []uint64{got.Lease}})
@@ -432,7 +433,7 @@ func TestHeldLoadLosesItsLease(t *testing.T) {
 	scheduler.sync()
 	f.Switch(false)
 	for _, s := range w.done(w.job) {
-		if s != ipc.BlockMissing && s != ipc.BlockOK {
+		if s != blockMissing && s != blockOK {
 			t.Errorf("status %d, want missing, or OK for what had come", s)
 		}
 	}
@@ -445,7 +446,7 @@ func TestHeldLoadGoesOnInTheEnd(t *testing.T) {
 		c.Limits.Transfer = transfer.DefaultLimits
 		c.Limits.Transfer.EventWait = 100 * time.Millisecond
 	}))
-	if got := w.done(w.job); !all(got, ipc.BlockMissing) {
+	if got := w.done(w.job); !all(got, blockMissing) {
 		t.Errorf("%v, want missing", got)
 	}
 }
@@ -480,7 +481,7 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 	one := newRig(t, withTiers(tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}))
 	_, workers, answer := one.joinEngine(register("writer"))
 	for seed := range byte(2) {
-		if got := workers[0].save(answer.Epoch, chain(seed+1, blocks), 0); !all(got, ipc.BlockOK) {
+		if got := workers[0].save(answer.Epoch, chain(seed+1, blocks), 0); !all(got, blockOK) {
 			t.Fatalf("save: %v", got)
 		}
 	}
@@ -503,7 +504,7 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 		if got.Lease == 0 {
 			t.Fatalf("%+v", got)
 		}
-		if got := workers[0].load(answer.Epoch, got.Lease, chain(seed+1, blocks), 0); !all(got, ipc.BlockOK) {
+		if got := workers[0].load(answer.Epoch, got.Lease, chain(seed+1, blocks), 0); !all(got, blockOK) {
 			t.Fatalf("load: %v", got)
 		}
 		scheduler.send(&ipc.Release{Leases: []uint64{got.Lease}})

@@ -10,6 +10,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 )
 
 // Engines come, save, look up, load, reset, and end in all ways, all at once and in a pool that is
@@ -45,7 +46,7 @@ type player struct {
 	r                      *rig
 	name                   string
 	rng                    *rand.Rand
-	look                   *ipc.LookupClient
+	look                   *mockengine.LookupClient
 	loaded, wanted, leases int
 }
 
@@ -83,7 +84,7 @@ func (p *player) saveAll(ranks []*client, epoch uint32, hashes []byte) {
 		}
 		for _, s := range c.save(epoch, hashes, 0) {
 			switch s {
-			case ipc.BlockOK, ipc.BlockExists, ipc.BlockInProgress, ipc.BlockBusy, ipc.BlockStale:
+			case blockOK, blockExists, blockInProgress, blockBusy, blockStale:
 			default:
 				p.r.t.Errorf("%s: save says %d", p.name, s)
 			}
@@ -110,10 +111,10 @@ func (p *player) loadAll(scheduler *client, ranks []*client, answer *ipc.Registe
 		promised := revoked == 0 && p.r.agent.registry.epochOf(p.space()) == epoch
 		for i, s := range statuses {
 			p.wanted++
-			if promised && s != ipc.BlockOK {
+			if promised && s != blockOK {
 				p.r.t.Errorf("%s: block %d of chain %d was leased, and its load says %d", p.name, i, hashes[0], s)
 			}
-			if s != ipc.BlockOK {
+			if s != blockOK {
 				continue
 			}
 			p.loaded++

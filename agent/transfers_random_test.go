@@ -10,6 +10,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 )
 
 // Prefill and decode engines on two nodes at random: transfers are offered, saved in pieces, given
@@ -67,7 +68,7 @@ type promises struct {
 	rng            *rand.Rand
 	name           string
 	p, d           *peerNode
-	look           *ipc.LookupClient
+	look           *mockengine.LookupClient
 	loaded, waited int
 }
 
@@ -166,9 +167,9 @@ func (t *promise) ask(early bool) (pending bool) {
 	_, _, revoked := t.d.agent.ledger.Totals()
 	for i, s := range statuses {
 		switch {
-		case s != ipc.BlockOK && revoked > 0:
+		case s != blockOK && revoked > 0:
 			continue
-		case s != ipc.BlockOK:
+		case s != blockOK:
 			t.d.t.Errorf("block %d was leased, and its load says %d", i, s)
 		case !t.loader.filled(testBlocks/2+i, content(t.hashes, i, 0)):
 			t.d.t.Errorf("WRONG BYTES in block %d of chain %d", i, t.hashes[0])

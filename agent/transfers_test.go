@@ -14,6 +14,7 @@ import (
 	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
@@ -28,7 +29,7 @@ type pair struct {
 	epoch     uint32
 	decode    *client // D's scheduler
 	loader    *client
-	look      *ipc.LookupClient
+	look      *mockengine.LookupClient
 	loadEpoch uint32
 }
 
@@ -118,7 +119,7 @@ func (x *pair) saves(hashes []byte, from, to int) {
 	x.worker.job++
 	x.worker.send(&ipc.Save{Job: x.worker.job, Epoch: x.epoch, Event: ipc.None, Revoke: ipc.None,
 		Sections: []ipc.Section{one}})
-	if got := x.worker.done(x.worker.job); !all(got, ipc.BlockOK) {
+	if got := x.worker.done(x.worker.job); !all(got, blockOK) {
 		x.p.t.Fatalf("save: %v", got)
 	}
 }
@@ -130,7 +131,7 @@ func (x *pair) loads(q ipc.LookupRequest, blocks int) {
 	if got.Tokens != uint32(blocks*testBlockTokens) {
 		x.d.t.Fatalf("%+v, want %d blocks", got, blocks)
 	}
-	if got := x.loader.load(x.loadEpoch, got.Lease, chain(1, blocks), 20); !all(got, ipc.BlockOK) {
+	if got := x.loader.load(x.loadEpoch, got.Lease, chain(1, blocks), 20); !all(got, blockOK) {
 		x.d.t.Fatalf("load: %v", got)
 	}
 	for i := range blocks {

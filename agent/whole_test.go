@@ -18,14 +18,14 @@ func TestSaveLookupLoad(t *testing.T) {
 	for i := range 3 {
 		a[0].fill(i, byte(i+1))
 	}
-	if got := a[0].save(answer.Epoch, hashes, 0); !all(got, ipc.BlockOK) {
+	if got := a[0].save(answer.Epoch, hashes, 0); !all(got, blockOK) {
 		t.Fatalf("save: %v", got)
 	}
 	if got := ask(t, r.asker("look"), ipc.LookupRequest{Tokens: 1000, HashLen: 32,
 		Hashes: hashes}); got.Tokens != 3*testBlockTokens || got.Status != ipc.LookupHit {
 		t.Fatalf("look-up: %+v", got)
 	}
-	if got := b[0].load(answer.Epoch, 0, hashes, 10); !all(got, ipc.BlockOK) {
+	if got := b[0].load(answer.Epoch, 0, hashes, 10); !all(got, blockOK) {
 		t.Fatalf("load: %v", got)
 	}
 	for i := range 3 {
@@ -51,13 +51,13 @@ func TestEntryVisibleOnlyWithAllRanks(t *testing.T) {
 	hashes := chain(7, 4)
 	look := r.asker("look")
 	question := ipc.LookupRequest{Tokens: 1000, HashLen: 32, Hashes: hashes}
-	if got := w[0].save(answer.Epoch, hashes, 0); !all(got, ipc.BlockOK) {
+	if got := w[0].save(answer.Epoch, hashes, 0); !all(got, blockOK) {
 		t.Fatalf("save of rank 0: %v", got)
 	}
 	if got := ask(t, look, question); got.Tokens != 0 || got.Status != ipc.LookupHit {
 		t.Fatalf("entry visible with one rank missing: %+v, want 0 tokens", got)
 	}
-	if got := w[1].save(answer.Epoch, hashes[:3*32], 0); !all(got, ipc.BlockOK) {
+	if got := w[1].save(answer.Epoch, hashes[:3*32], 0); !all(got, blockOK) {
 		t.Fatalf("save of rank 1: %v", got)
 	}
 	if got := ask(t, look, question); got.Tokens != 3*testBlockTokens {

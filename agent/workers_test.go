@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
-	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/transfer"
 	"strings"
 	"testing"
@@ -32,7 +31,7 @@ func TestMismatchIsAnAlarm(t *testing.T) {
 	}
 	for i := range 2 {
 		got := w[0].save(1, chain(byte(i+1), 3), uint32(3*i))
-		if got[0] != ipc.BlockOK || got[1] != ipc.BlockOK || got[2] != ipc.BlockFailed {
+		if got[0] != blockOK || got[1] != blockOK || got[2] != blockFailed {
 			t.Errorf("save %d: %v, want the last one failed", i, got)
 		}
 	}

@@ -145,13 +145,10 @@ func (c *Conn) Version() uint32 { return c.version.Load() }
 // Hold returns another descriptor of this end of the socket, which the caller owns. Until it is
 // closed the peer does not see the socket's end, whatever becomes of c.
 func (c *Conn) Hold() (int, error) {
-	raw, err := c.uc.SyscallConn()
-	if err != nil {
-		return 0, fmt.Errorf("session: %w", err)
-	}
 	var fd int
-	again := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 1) })
-	if err = errors.Join(err, again); err != nil {
+	var err error
+	over := c.backlog.raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 1) })
+	if err = errors.Join(err, over); err != nil {
 		return 0, fmt.Errorf("session: one more descriptor: %w", err)
 	}
 	return fd, nil
@@ -161,11 +158,7 @@ func (c *Conn) Hold() (int, error) {
 // call of Recv; messages that the peer sent before may still be waiting. It returns false after
 // Close.
 func (c *Conn) HungUp() (up bool) {
-	raw, err := c.uc.SyscallConn()
-	if err != nil {
-		return false
-	}
-	_ = raw.Control(func(own uintptr) { // fails when c is closed
+	_ = c.backlog.raw.Control(func(own uintptr) { // fails when c is closed
 		fds := []unix.PollFd{{Fd: int32(own), Events: unix.POLLRDHUP}}
 		n, err := unix.Poll(fds, 0)
 		up = n > 0 && err == nil

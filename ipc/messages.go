@@ -126,27 +126,6 @@ const (
 	ErrCodeInternal   = 6
 )
 
-// BlockStatus is the outcome of one block of a job.
-type BlockStatus = uint8
-
-// Statuses of blocks.
-const (
-	BlockOK         BlockStatus = 0
-	BlockExists     BlockStatus = 1
-	BlockInProgress BlockStatus = 2
-	BlockBusy       BlockStatus = 3
-	BlockStale      BlockStatus = 4
-	BlockMissing    BlockStatus = 5
-	BlockCorrupt    BlockStatus = 6
-	BlockInvalid    BlockStatus = 7
-	BlockUnwanted   BlockStatus = 8
-	BlockRevoked    BlockStatus = 16
-	BlockCancelled  BlockStatus = 17
-	BlockTimedOut   BlockStatus = 18
-	BlockFailed     BlockStatus = 19
-	BlockOff        BlockStatus = 20
-)
-
 // LookupStatus is the status of an answer in the own form.
 type LookupStatus uint8
 

@@ -365,7 +365,7 @@ func (a *attachment) done(job uint64, status []byte) {
 		j.status = append([]uint8{}, status...)
 	}
 	for i, s := range status {
-		if s == ipc.BlockOK {
+		if s == blockOK {
 			j.moved++
 		}
 		if i < len(j.status) {
@@ -381,10 +381,16 @@ func (a *attachment) done(job uint64, status []byte) {
 	a.events <- Event{Job: job, Status: j.status, Moved: j.moved}
 }
 
+// Statuses of blocks that are no failures: from blockOK to blockInProgress.
+const (
+	blockOK         = 0
+	blockInProgress = 2
+)
+
 // worse joins two ranks' statuses: a failure beats a success, and among successes "stored" is the
 // strongest.
 func worse(a, b uint8) uint8 {
-	if a <= ipc.BlockInProgress && b <= ipc.BlockInProgress {
+	if a <= blockInProgress && b <= blockInProgress {
 		return min(a, b)
 	}
 	return max(a, b)

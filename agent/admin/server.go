@@ -221,33 +221,22 @@ func (s *Server) set(rw http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	var loads, saves *bool
 	for key, values := range query {
-		on, err := ParseSwitch(key, values[len(values)-1])
-		if err != nil {
-			http.Error(rw, err.Error(), http.StatusBadRequest)
+		value := values[len(values)-1]
+		on := value == "on"
+		switch {
+		case !on && value != "off":
+			http.Error(rw, fmt.Sprintf("%s: %q, allowed: on, off", key, value), http.StatusBadRequest)
 			return
-		}
-		switch key {
-		case "loads":
+		case key == "loads":
 			loads = &on
-		case "saves":
+		case key == "saves":
 			saves = &on
 		default:
-			http.Error(rw, fmt.Sprintf("%s: unknown, allowed: loads, saves", key), http.StatusBadRequest)
+			http.Error(rw, key+": unknown, allowed: loads, saves", http.StatusBadRequest)
 			return
 		}
 	}
 	writeJSON(rw, s.view.agent.Set(loads, saves))
-}
-
-// ParseSwitch reads on or off.
-func ParseSwitch(key, value string) (bool, error) {
-	switch value {
-	case "on":
-		return true, nil
-	case "off":
-		return false, nil
-	}
-	return false, fmt.Errorf("%s: %q, allowed: on, off", key, value)
 }
 
 // closing is how long requests that run may take to end, such as of a reader of /record that has to

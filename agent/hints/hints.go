@@ -38,12 +38,18 @@ func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (k *Kind) UnmarshalText(text []byte) error {
-	i := slices.Index(kindNames[1:], string(text))
+	n, err := numberOf("action", string(text), kindNames[1:])
+	*k = Kind(n)
+	return err
+}
+
+// numberOf returns the number of a name, which counts from 1.
+func numberOf(what, text string, names []string) (int, error) {
+	i := slices.Index(names, text)
 	if i < 0 {
-		return fmt.Errorf("action: %q, allowed: %s", text, strings.Join(kindNames[1:], ", "))
+		return 0, fmt.Errorf("%s: %q, allowed: %s", what, text, strings.Join(names, ", "))
 	}
-	*k = Kind(i + 1)
-	return nil
+	return i + 1, nil
 }
 
 // State is what became of an action.
@@ -69,12 +75,9 @@ func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (s *State) UnmarshalText(text []byte) error {
-	i := slices.Index(stateNames[1:], string(text))
-	if i < 0 {
-		return fmt.Errorf("state: %q, allowed: %s", text, strings.Join(stateNames[1:], ", "))
-	}
-	*s = State(i + 1)
-	return nil
+	n, err := numberOf("state", string(text), stateNames[1:])
+	*s = State(n)
+	return err
 }
 
 // Limits of a ledger.

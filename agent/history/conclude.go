@@ -61,7 +61,7 @@ func (w *World) refusal(reason string, sp *Space) string {
 	case NoSession:
 		return "the look-up named no session of the space, so nothing could be reserved"
 	case LeaseCap:
-		return "the engine's leases have reached their cap (--lease-bytes), so nothing could be reserved"
+		return "the engine's leases have reached their cap, half of the pool, so nothing could be reserved"
 	}
 	return "the agent could not read the look-up"
 }

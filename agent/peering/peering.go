@@ -15,14 +15,13 @@ import (
 	"github.com/kvagent/kvagent/pool/peer/allow"
 )
 
-// Options of a peering. Timeout, Streams and NoSums are as in peer.ClientConfig and peer.Config.
+// Options of a peering. Timeout and NoSums are as in peer.ClientConfig and peer.Config.
 type Options struct {
 	Memory  Memory     // whose blocks are served
 	Slots   pool.Slots // where fetched blocks are stored: the same, or the stack of tiers above it
 	Auth    peer.Auth
 	Allow   allow.Hosts // the hosts that requests may name
 	Timeout time.Duration
-	Streams int
 	NoSums  bool
 	Reader  peer.Reader                        // one-sided reads, of both sides; nil: none
 	Log     func(peer, what string, err error) // reports trouble with other agents; nil: nothing does
@@ -74,7 +73,7 @@ type delivered struct {
 func New(o Options) (*Peering, error) {
 	arena, _ := o.Memory.Arena()
 	client, err := peer.NewClient(peer.ClientConfig{
-		Slots: o.Slots, Arena: arena, Auth: o.Auth, Allow: o.Allow, Timeout: o.Timeout, Streams: o.Streams,
+		Slots: o.Slots, Arena: arena, Auth: o.Auth, Allow: o.Allow, Timeout: o.Timeout,
 		Fetches: delivery.MaxFetches, Reader: o.Reader, Log: o.Log,
 	})
 	if err != nil {

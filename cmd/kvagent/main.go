@@ -11,11 +11,11 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/ipc"
@@ -179,7 +179,7 @@ func checkCommand() *cobra.Command {
 It ends with 0, or prints the reason and ends with 1: no agent answers, or the agent says why it does not serve.`,
 		Example: `  kvagent check ready
   kvagent check live --socket-dir /run/kvagent`,
-		Args:      cobra.MatchAll(cobra.ExactArgs(1), checkArgument),
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), validArgs),
 		ValidArgs: []string{"live", "ready"},
 	}, func(a *ask, args []string) error {
 		if _, err := a.Get(a.Context(), checks[args[0]]); err != nil {
@@ -189,9 +189,12 @@ It ends with 0, or prints the reason and ends with 1: no agent answers, or the a
 	})
 }
 
-func checkArgument(_ *cobra.Command, args []string) error {
-	if _, known := checks[args[0]]; !known {
-		return fmt.Errorf("%q, allowed: live, ready", args[0])
+// validArgs refuses arguments that are none of the command's.
+func validArgs(cmd *cobra.Command, args []string) error {
+	for _, arg := range args {
+		if !slices.Contains(cmd.ValidArgs, arg) {
+			return fmt.Errorf("%s: unknown, allowed: %s", arg, strings.Join(cmd.ValidArgs, ", "))
+		}
 	}
 	return nil
 }
@@ -204,12 +207,13 @@ func setCommand() *cobra.Command {
 engines compute; with saves off, nothing new is stored. Engines are notified at once.`,
 		Example: `  kvagent set loads=off
   kvagent set loads=on saves=on --socket-dir /run/kvagent`,
-		Args:      cobra.MinimumNArgs(1),
+		Args:      cobra.MatchAll(cobra.MinimumNArgs(1), validArgs),
 		ValidArgs: []string{"loads=on", "loads=off", "saves=on", "saves=off"},
 	}, func(a *ask, args []string) error {
-		query, err := parseSwitches(args)
-		if err != nil {
-			return settings.Invalid(err)
+		query := url.Values{}
+		for _, arg := range args {
+			key, value, _ := strings.Cut(arg, "=")
+			query.Set(key, value)
 		}
 		body, err := a.Post(a.Context(), "/set?"+query.Encode(), nil)
 		return show(a, body, err, func(out io.Writer, now *report.SwitchState) error {
@@ -217,23 +221,4 @@ engines compute; with saves off, nothing new is stored. Engines are notified at 
 			return err
 		})
 	})
-}
-
-// parseSwitches parses arguments such as loads=on saves=off.
-func parseSwitches(args []string) (url.Values, error) {
-	query := url.Values{}
-	for _, arg := range args {
-		key, value, _ := strings.Cut(arg, "=")
-		if key != "loads" && key != "saves" {
-			return nil, fmt.Errorf("%s: unknown, allowed: loads=on, loads=off, saves=on, saves=off", arg)
-		}
-		if query.Has(key) {
-			return nil, fmt.Errorf("%s: given twice, allowed: once", key)
-		}
-		if _, err := admin.ParseSwitch(key, value); err != nil {
-			return nil, err
-		}
-		query.Set(key, value)
-	}
-	return query, nil
 }

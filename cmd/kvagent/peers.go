@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/peering"
 	"github.com/kvagent/kvagent/ipc"
@@ -164,10 +165,11 @@ func openPeers(s *serveSettings, p *dram.Pool, stack pool.Memory, part *guests.P
 		log.Info("peers", zap.Stringer("listen", out.listener.Addr()), zap.String("advertised", part.Address),
 			zap.Stringer("auth", auth))
 	}
+	rare := agent.Rarely(log)
 	o := peering.Options{
 		Memory: p, Slots: stack, Auth: auth, Allow: s.peers.allow, Timeout: s.peers.timeout,
 		NoSums: s.integrity == settings.IntegrityHeader,
-		Log:    func(peer, what string, err error) { log.Warn(what, zap.String("peer", peer), zap.Error(err)) },
+		Log:    func(peer, what string, err error) { rare.Warn(what, zap.String("peer", peer), zap.Error(err)) },
 	}
 	if s.peers.rdma.protocol != "" {
 		if out.reads, err = openReads(&s.peers, part.Address, p, log); err != nil {

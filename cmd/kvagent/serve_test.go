@@ -163,7 +163,7 @@ func TestServeAndCommands(t *testing.T) {
 		t.Errorf("set: %d %q", code, out)
 	}
 	if out, code = kvagentOutput(t, "set", "loads=sometimes", "--socket-dir", dir); code != exitConfig ||
-		!strings.Contains(out, "allowed: on, off") {
+		!strings.Contains(out, "allowed: loads=on, loads=off") {
 		t.Errorf("set: %d %q", code, out)
 	}
 	if out, code = kvagentOutput(t, "serve", "--socket-dir", dir, "--pool", "16MiB"); code != exitHeld ||

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -50,7 +51,7 @@ type asker struct {
 	bench    *lookupBench
 	alone    bool
 	random   *rand.Rand
-	agent    *ipc.LookupClient
+	agent    *mockengine.LookupClient
 	question question
 }
 
@@ -86,7 +87,7 @@ func (a *asker) ask() (us float64, err error) {
 		return 0, err
 	}
 	start := time.Now()
-	answer, err := a.agent.Exchange(&q.frames, lookupPatience)
+	answer, err := a.agent.Exchange([][]byte{q.frames.At(0)}, lookupPatience)
 	took := time.Since(start)
 	if err != nil {
 		return 0, err
@@ -224,12 +225,12 @@ func sendMemory(c *ipc.Conn, rank uint32, memory, block int64) error {
 
 func (b *lookupBench) newAsker(seed uint64, alone bool) *asker {
 	return &asker{bench: b, alone: alone, random: rand.New(rand.NewPCG(1, 2+seed)),
-		agent: ipc.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName))}
+		agent: mockengine.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName))}
 }
 
 func (b *lookupBench) close() (err error) {
 	if b.asker != nil {
-		err = b.asker.agent.Close()
+		b.asker.agent.Close()
 	}
 	for _, c := range append(b.workers, b.scheduler) {
 		if c != nil {

@@ -100,7 +100,7 @@ func (s *lookupSaver) await() error {
 		return err
 	}
 	for _, status := range done.Status {
-		if status != ipc.BlockOK {
+		if status != byte(pool.OK) {
 			return fmt.Errorf("a block was not saved: status %d", status)
 		}
 	}

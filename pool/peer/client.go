@@ -16,7 +16,6 @@ import (
 // concurrently.
 type Client struct {
 	cfg      ClientConfig
-	log      *limitedLog
 	reading  sync.WaitGroup // goroutines of links
 	pulling  chan struct{}  // has an element for each one-sided read
 	fetching sync.WaitGroup // calls of Fetch and Delivered
@@ -38,7 +37,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		return nil, err
 	}
 	return &Client{
-		cfg: cfg, log: newLimitedLog(cfg.Log), nodes: map[string]*node{}, links: map[*link]struct{}{},
+		cfg: cfg, nodes: map[string]*node{}, links: map[*link]struct{}{},
 		pulling: make(chan struct{}, maxPulling),
 	}, nil
 }
@@ -160,7 +159,7 @@ func (c *Client) begin(addr string, fetch bool) (*node, error) {
 	}
 	if err := c.cfg.Allow.Check(addr); err != nil {
 		c.count.Refused++
-		c.log.say(addr, "refused: the host is not allowed", err)
+		c.cfg.Log(addr, "refused: the host is not allowed", err)
 		return nil, err
 	}
 	n := c.nodes[addr]

@@ -37,7 +37,7 @@ type ClientConfig struct {
 	Allow  allow.Hosts // the hosts that requests may name
 	// Dial opens a connection to an allowed host; nil is TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// Log reports lost peers and damaged blocks, at most every second for each kind. It may be nil.
+	// Log reports lost peers and damaged blocks, as often as a peer likes. It may be nil.
 	Log func(peer, what string, err error)
 }
 
@@ -54,6 +54,9 @@ func (c *ClientConfig) complete() error {
 	setDefault(&c.Idle, 30*time.Second)
 	setDefault(&c.BreakFirst, 500*time.Millisecond)
 	setDefault(&c.BreakLast, 30*time.Second)
+	if c.Log == nil {
+		c.Log = func(string, string, error) {}
+	}
 	if c.Dial == nil {
 		c.Dial = c.Allow.Dial
 	}

@@ -138,7 +138,7 @@ func (c *Client) connect(ctx context.Context, n *node) (*link, error) {
 	}
 	err = lost(n.addr, err)
 	n.breaker.failed(err, &c.cfg)
-	c.log.say(n.addr, "cannot connect", err)
+	c.cfg.Log(n.addr, "cannot connect", err)
 	return nil, err
 }
 
@@ -175,7 +175,7 @@ func (c *Client) unlink(l *link, err error) {
 	l.node.link = nil
 	if l.node.users > 0 { // a peer that ends while nothing is asked of it may be back by then
 		l.node.breaker.failed(err, &c.cfg)
-		c.log.say(l.node.addr, "lost", err)
+		c.cfg.Log(l.node.addr, "lost", err)
 	}
 }
 

@@ -173,5 +173,5 @@ func (c *Client) countRead(n *node, blocks int, bytes int64, err error) {
 	if n.reads.failed(err, &c.cfg); !first {
 		return
 	}
-	c.log.say(n.addr, "one-sided reads fail: blocks are sent in frames", err)
+	c.cfg.Log(n.addr, "one-sided reads fail: blocks are sent in frames", err)
 }

@@ -76,11 +76,11 @@ func (v *served) run() {
 	case meant || errors.Is(err, io.EOF):
 	case errors.Is(err, errMalformed):
 		v.server.count.malformed.Add(1)
-		v.server.log.say(v.host, "broke the protocol", err)
+		v.server.cfg.Log(v.host, "broke the protocol", err)
 	default:
 		v.server.count.lost.Add(1)
 		if !errors.Is(err, net.ErrClosed) {
-			v.server.log.say(v.host, "lost", err)
+			v.server.cfg.Log(v.host, "lost", err)
 		}
 	}
 }

@@ -16,7 +16,6 @@ import (
 type Server struct {
 	cfg      Config
 	listener net.Listener
-	log      *limitedLog
 	count    serverCounts
 	peers    traffic
 	budget   *budget      // of subscriptions
@@ -46,7 +45,7 @@ func Serve(l net.Listener, cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		cfg: cfg, listener: l, log: newLimitedLog(cfg.Log), budget: newBudget(&cfg.Limits),
+		cfg: cfg, listener: l, budget: newBudget(&cfg.Limits),
 		pending: map[net.Conn]struct{}{}, conns: map[*served]struct{}{},
 		strangers: connlimit.New(cfg.Limits.Pending, cfg.Limits.Pending/knownShare),
 		places:    connlimit.New(cfg.Limits.Connections, 0),
@@ -91,7 +90,7 @@ func (s *Server) accept() {
 		if s.over() || errors.Is(err, net.ErrClosed) {
 			return
 		}
-		s.log.say("", "accept", err)
+		s.cfg.Log("", "accept", err)
 		time.Sleep(acceptPause)
 	}
 }
@@ -113,7 +112,7 @@ func (s *Server) admit(raw net.Conn) {
 	})
 	if err != nil {
 		s.count.refusedPending.Add(1)
-		s.log.say(host(raw), "refused: too many unauthenticated connections", err)
+		s.cfg.Log(host(raw), "refused: too many unauthenticated connections", err)
 		_ = raw.Close()
 		return
 	}
@@ -146,7 +145,7 @@ func (s *Server) serve(raw net.Conn, place *connlimit.Place) {
 		s.forget(raw)
 		if !s.over() {
 			s.count.unauthenticated.Add(1)
-			s.log.say(host(raw), "refused: not authenticated", err)
+			s.cfg.Log(host(raw), "refused: not authenticated", err)
 		}
 		return
 	}
@@ -156,7 +155,7 @@ func (s *Server) serve(raw net.Conn, place *connlimit.Place) {
 	if err != nil {
 		s.forget(raw)
 		s.count.refused.Add(1)
-		s.log.say(host(raw), "refused: too many connections", err)
+		s.cfg.Log(host(raw), "refused: too many connections", err)
 		return
 	}
 	defer place.Leave()

@@ -56,7 +56,7 @@ type Config struct {
 	// NoSums says that slots have no checksums (integrity header): the server then sums what it
 	// sends. Otherwise it sends the sums of the slots.
 	NoSums bool
-	// Log reports refused and lost peers, at most every second for each kind. It may be nil.
+	// Log reports refused and lost peers, as often as a peer likes. It may be nil.
 	Log func(peer, what string, err error)
 }
 
@@ -88,6 +88,9 @@ func (c *Config) complete() error {
 	setDefault(&c.Limits.PeerBytes, 64<<20)
 	setDefault(&c.Limits.Bytes, max(256<<20, c.Limits.PeerBytes))
 	setDefault(&c.Limits.PinnedBytes, 64<<20)
+	if c.Log == nil {
+		c.Log = func(string, string, error) {}
+	}
 	if c.Delivered == nil {
 		c.Delivered = func(pool.SpaceID, string) {}
 	}

@@ -158,34 +158,3 @@ func reasonOf(s pool.Status) Reason {
 	}
 	return Invalid
 }
-
-// limitedLog logs at most one message of each kind in logEvery.
-type limitedLog struct {
-	to func(peer, what string, err error)
-
-	mu   sync.Mutex
-	last map[string]time.Time // by kind; the kinds are constants of this package
-}
-
-const logEvery = time.Second
-
-func newLimitedLog(to func(peer, what string, err error)) *limitedLog {
-	return &limitedLog{to: to, last: map[string]time.Time{}}
-}
-
-func (l *limitedLog) say(peer, what string, err error) {
-	if l.to == nil {
-		return
-	}
-	now := time.Now()
-	l.mu.Lock()
-	last, said := l.last[what]
-	now0 := !said || now.Sub(last) >= logEvery
-	if now0 {
-		l.last[what] = now
-	}
-	l.mu.Unlock()
-	if now0 {
-		l.to(peer, what, err)
-	}
-}
