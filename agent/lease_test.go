@@ -8,15 +8,12 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/lookup"
-	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // leaser is an engine with a stored chain, and the question that reserves it.
-func leaser(t *testing.T, r *rig) (
-	scheduler, worker *client, look *mockengine.LookupClient, question ipc.LookupRequest,
-) {
+func leaser(t *testing.T, r *rig) (scheduler, worker *client, look *ipc.LookupClient, question ipc.LookupRequest) {
 	t.Helper()
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, blockOK) {

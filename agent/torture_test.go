@@ -10,7 +10,6 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
-	"github.com/kvagent/kvagent/mockengine"
 )
 
 // Engines come, save, look up, load, reset, and end in all ways, all at once and in a pool that is
@@ -46,7 +45,7 @@ type player struct {
 	r                      *rig
 	name                   string
 	rng                    *rand.Rand
-	look                   *mockengine.LookupClient
+	look                   *ipc.LookupClient
 	loaded, wanted, leases int
 }
 

@@ -10,7 +10,6 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
-	"github.com/kvagent/kvagent/mockengine"
 )
 
 // Prefill and decode engines on two nodes at random: transfers are offered, saved in pieces, given
@@ -68,7 +67,7 @@ type promises struct {
 	rng            *rand.Rand
 	name           string
 	p, d           *peerNode
-	look           *mockengine.LookupClient
+	look           *ipc.LookupClient
 	loaded, waited int
 }
 

@@ -14,7 +14,6 @@ import (
 	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
-	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
@@ -29,7 +28,7 @@ type pair struct {
 	epoch     uint32
 	decode    *client // D's scheduler
 	loader    *client
-	look      *mockengine.LookupClient
+	look      *ipc.LookupClient
 	loadEpoch uint32
 }
 

@@ -5,8 +5,6 @@ import (
 	"encoding/hex"
 	"math"
 	"time"
-
-	"github.com/kvagent/kvagent/mockengine/zmtp"
 )
 
 // What foreign clients send and read: the other end of the parsers.
@@ -148,40 +146,18 @@ func (w *wire) exactly(n int) {
 	}
 }
 
-// lookupClient asks through a socket that is not libzmq's.
-type lookupClient struct {
-	*zmtp.Socket
-	frames Frames
-	list   [][]byte
-}
-
-func dialSocket(path string) *lookupClient { return &lookupClient{Socket: zmtp.Dial(path)} }
-
-// Ask asks in the own form.
-func (l *lookupClient) Ask(r *LookupRequest, timeout time.Duration) (LookupReply, error) {
-	own := *r
-	own.Form = FormOwn
-	return l.askForm(&own, timeout)
-}
-
 // askForm asks in the form of r.
-func (l *lookupClient) askForm(r *LookupRequest, timeout time.Duration) (LookupReply, error) {
-	l.frames.Reset()
-	if err := appendRequest(&l.frames, r); err != nil {
+func (l *LookupClient) askForm(r *LookupRequest, timeout time.Duration) (LookupReply, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.frames.Reset()
+	if err := appendRequest(&l.mu.frames, r); err != nil {
 		return LookupReply{}, err
 	}
-	answer, err := l.Exchange(&l.frames, timeout)
+	answer, err := l.exchangeLocked(&l.mu.frames, timeout)
 	if err != nil {
 		return LookupReply{}, err
 	}
 	a, _, err := decodeReply(r.Form, answer)
 	return a, err
-}
-
-func (l *lookupClient) Exchange(f *Frames, timeout time.Duration) ([]byte, error) {
-	l.list = l.list[:0]
-	for i := range f.Len() {
-		l.list = append(l.list, f.At(i))
-	}
-	return l.Socket.Exchange(l.list, timeout)
 }

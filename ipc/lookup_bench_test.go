@@ -18,7 +18,7 @@ func BenchmarkLookupBesideLibzmq(b *testing.B) {
 	for _, hashes := range []int{1, 128, 2048} {
 		b.Run(fmt.Sprint(hashes, "hashes"), func(b *testing.B) {
 			dir := socketDir(b)
-			ours := dialSocket(serveLookups(b, dir, "lookup", echoHandler).Path())
+			ours := DialLookup(serveLookups(b, dir, "lookup", echoHandler).Path())
 			defer ours.Close()
 			r := LookupRequest{Form: FormOwn, HashLen: 32, Tokens: 1, Hashes: make([]byte, 32*hashes)}
 			var f Frames
@@ -34,7 +34,7 @@ func BenchmarkLookupBesideLibzmq(b *testing.B) {
 			if err := echo.Bind("ipc://" + path); err != nil {
 				b.Fatal(err)
 			}
-			theirs := dialSocket(path)
+			theirs := DialLookup(path)
 			defer func() {
 				_, _ = theirs.Exchange(framesOf([][]byte{nil}), testTimeout) // an empty one ends it
 				theirs.Close()
@@ -55,7 +55,7 @@ func BenchmarkLookupBesideLibzmq(b *testing.B) {
 			}()
 			var took [2][]float64
 			for b.Loop() {
-				for i, c := range []*lookupClient{ours, theirs} {
+				for i, c := range []*LookupClient{ours, theirs} {
 					began := time.Now()
 					if _, err := c.Exchange(&f, testTimeout); err != nil {
 						b.Fatal(err)

@@ -6,17 +6,15 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/kvagent/kvagent/mockengine/zmtp"
 )
 
 // No server, a silent one, one that was restarted: the client answers in time and goes on.
 func TestLookupClientTimeouts(t *testing.T) {
 	dir := socketDir(t)
 	path := filepath.Join(dir, "lookup")
-	l := dialSocket(path)
+	l := DialLookup(path)
 	defer l.Close()
-	if _, err := l.Ask(&LookupRequest{}, 50*time.Millisecond); !errors.Is(err, zmtp.ErrTimeout) {
+	if _, err := l.Ask(&LookupRequest{}, 50*time.Millisecond); !errors.Is(err, ErrTimeout) {
 		t.Fatalf("no server: %v", err)
 	}
 	release, asked := make(chan struct{}), make(chan struct{}, 1)
@@ -27,7 +25,7 @@ func TestLookupClientTimeouts(t *testing.T) {
 		}
 		return LookupReply{Tokens: uint32(r.Tokens)}
 	})
-	if _, err := l.Ask(&LookupRequest{Tokens: 1}, 200*time.Millisecond); !errors.Is(err, zmtp.ErrTimeout) {
+	if _, err := l.Ask(&LookupRequest{Tokens: 1}, 200*time.Millisecond); !errors.Is(err, ErrTimeout) {
 		t.Fatalf("a silent server: %v", err)
 	}
 	<-asked
@@ -51,7 +49,7 @@ func TestLookupClientTimeouts(t *testing.T) {
 }
 
 func TestLookupClientRefuses(t *testing.T) {
-	l := dialSocket("/tmp/" + strings.Repeat("x", MaxSocketPath))
+	l := DialLookup("/tmp/" + strings.Repeat("x", MaxSocketPath))
 	if _, err := l.Ask(&LookupRequest{}, 0); err == nil || !strings.Contains(err.Error(), "allowed is 1 to 107") {
 		t.Errorf("a long path: %v", err)
 	}
@@ -60,7 +58,7 @@ func TestLookupClientRefuses(t *testing.T) {
 		t.Errorf("a long hash: %v", err)
 	}
 	l.Close()
-	if _, err := l.Ask(&LookupRequest{}, 0); !errors.Is(err, zmtp.ErrClosed) {
+	if _, err := l.Ask(&LookupRequest{}, 0); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
 }
@@ -72,7 +70,7 @@ func TestLookupAllocations(t *testing.T) {
 		time.Time) LookupReply {
 		return LookupReply{}
 	})
-	l := dialSocket(s.Path())
+	l := DialLookup(s.Path())
 	defer l.Close()
 	for _, form := range []Form{FormOwn, FormUpstream, FormAscend4, FormSimple} {
 		r := &LookupRequest{Form: form, HashLen: 32, Hashes: make([]byte, 32*2048), Tokens: 1}

@@ -69,8 +69,7 @@ func (h *header) read(b []byte, loose bool) (v uint64, n int) {
 	if len(b) == 0 {
 		return 0, cutShort
 	}
-	var size int
-	var least uint64
+	size, least := 0, uint64(0)
 	switch c := b[0]; {
 	case h.mask != 0 && c&^h.mask == h.first:
 		return uint64(c & h.mask), 1

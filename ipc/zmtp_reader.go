@@ -238,7 +238,16 @@ var zmtpGreeting = func() (b [greetingBytes]byte) {
 }()
 
 // zmtpReady is the command with which a ROUTER ends the handshake.
-var zmtpReady = []byte("\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER")
+var zmtpReady = readyCommand("ROUTER")
+
+func readyCommand(socketType string) []byte {
+	const name = "Socket-Type"
+	body := append([]byte("\x05READY"), byte(len(name)))
+	body = append(body, name...)
+	body = binary.BigEndian.AppendUint32(body, uint32(len(socketType)))
+	body = append(body, socketType...)
+	return append([]byte{zmtpCommand, byte(len(body))}, body...)
+}
 
 // checkGreeting checks that a peer's greeting is ZMTP 3 without security.
 func checkGreeting(b []byte) error {

@@ -33,8 +33,7 @@ func dialRaw(t *testing.T, path string) net.Conn {
 	}
 	t.Cleanup(func() { nc.Close() })
 	nc.SetDeadline(time.Now().Add(4 * FrameTimeout))
-	if _, err := nc.Write(append(zmtpGreeting[:],
-		"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03REQ"...)); err != nil {
+	if _, err := nc.Write(append(zmtpGreeting[:], readyCommand("REQ")...)); err != nil {
 		t.Fatal(err)
 	}
 	hello := make([]byte, greetingBytes+len(zmtpReady))

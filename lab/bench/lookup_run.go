@@ -15,7 +15,6 @@ import (
 
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
-	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -51,7 +50,7 @@ type asker struct {
 	bench    *lookupBench
 	alone    bool
 	random   *rand.Rand
-	agent    *mockengine.LookupClient
+	agent    *ipc.LookupClient
 	question question
 }
 
@@ -87,7 +86,7 @@ func (a *asker) ask() (us float64, err error) {
 		return 0, err
 	}
 	start := time.Now()
-	answer, err := a.agent.Exchange([][]byte{q.frames.At(0)}, lookupPatience)
+	answer, err := a.agent.Exchange(&q.frames, lookupPatience)
 	took := time.Since(start)
 	if err != nil {
 		return 0, err
@@ -225,12 +224,12 @@ func sendMemory(c *ipc.Conn, rank uint32, memory, block int64) error {
 
 func (b *lookupBench) newAsker(seed uint64, alone bool) *asker {
 	return &asker{bench: b, alone: alone, random: rand.New(rand.NewPCG(1, 2+seed)),
-		agent: mockengine.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName))}
+		agent: ipc.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName))}
 }
 
 func (b *lookupBench) close() (err error) {
 	if b.asker != nil {
-		b.asker.agent.Close()
+		err = b.asker.agent.Close()
 	}
 	for _, c := range append(b.workers, b.scheduler) {
 		if c != nil {
