@@ -17,13 +17,6 @@ func (s *shardSet) has(shard uint8) bool { return s[shard/64]&(1<<(shard%64)) !=
 func (s *shardSet) add(shard uint8)      { s[shard/64] |= 1 << (shard % 64) }
 func (s *shardSet) remove(shard uint8)   { s[shard/64] &^= 1 << (shard % 64) }
 
-func (s *shardSet) count() (n int) {
-	for _, w := range s {
-		n += bits.OnesCount64(w)
-	}
-	return n
-}
-
 // wideShards holds the states of a wide entry's shards.
 type wideShards struct{ present, writing shardSet }
 
@@ -105,23 +98,4 @@ func (c *core) presentCount(e uint32) int {
 	} else {
 		return bits.OnesCount16(n)
 	}
-}
-
-// checkShards verifies the states of an entry's shards, of which it has n.
-func (c *core) checkShards(e uint32, n int) (ok bool) {
-	r, l := &c.recs.All[e], &c.states.All[e]
-	if r.is(flagWide) != (n > inlineShards) {
-		return false
-	}
-	if !r.is(flagWide) {
-		return l.present&l.writing == 0 && (l.present|l.writing)&^fullLife(n) == 0
-	}
-	w := &c.wide.All[e]
-	for shard := range pool.MaxShards {
-		s := uint8(shard)
-		if w.present.has(s) && w.writing.has(s) || shard >= n && (w.present.has(s) || w.writing.has(s)) {
-			return false
-		}
-	}
-	return w.present.count() == int(l.present) && w.writing.count() == int(l.writing)
 }
