@@ -28,7 +28,6 @@ type core struct {
 	slabs  slab.Slabs
 	file   *arena.File // nil: the pool ends with the process
 	recent list        // visible and not pinned, by use
-	round  uint32      // position of the round of Coldest
 
 	// Entries that lack shards which no job is writing. Every partialAge the young ones become old,
 	// and the old ones are reclaimed.

@@ -223,57 +223,6 @@ func (c *core) reclaim(l *list) bool {
 	return false
 }
 
-// Coldest implements pool.Memory: it returns the least recently used entries, at most
-// lockStride. A policy's next victims are unpredictable, so with a policy half of the result comes
-// from a round through all entries.
-func (p *Pool) Coldest(out []pool.Cold) int {
-	out = out[:min(len(out), lockStride)]
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	n := 0
-	if p.core.advisor != nil {
-		n = p.core.nextInRound(out[:len(out)/2])
-	}
-	return n + p.core.leastRecent(out[n:])
-}
-
-// nextInRound fills out with the next entries of the round.
-func (c *core) nextInRound(out []pool.Cold) (n int) {
-	for looked := 0; n < len(out) && looked < lockStride; looked++ {
-		if c.round++; c.round >= c.high {
-			c.round = none
-			continue
-		}
-		if c.recs.All[c.round].is(flagRecent) && c.cold(c.round, &out[n]) {
-			n++
-		}
-	}
-	return n
-}
-
-// leastRecent fills out with the least recently used entries.
-func (c *core) leastRecent(out []pool.Cold) (n int) {
-	e := c.recent.oldest
-	for looked := 0; e != none && n < len(out) && looked < lockStride; looked, e = looked+1, c.recs.All[e].newer {
-		if c.cold(e, &out[n]) {
-			n++
-		}
-	}
-	return n
-}
-
-// cold names an entry; false if its space is not open or was reset.
-func (c *core) cold(e uint32, out *pool.Cold) bool {
-	r := &c.recs.All[e]
-	realm := &c.realms[r.ident.realm()]
-	id, open := c.byPrint[realm.space.spec.Fingerprint]
-	if realm.over || !open || c.held(e) {
-		return false
-	}
-	*out = pool.Cold{Space: id, Group: r.ident.group(), Hash: r.hash.Bytes(r.ident.hashLen())}
-	return true
-}
-
 // ReadWithoutTouch implements pool.Memory. An entry that is pinned for that alone stays in the
 // order of eviction, which passes over it.
 func (p *Pool) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {

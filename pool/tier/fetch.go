@@ -289,7 +289,7 @@ func (p *Pool) settleInstalled(pr *promise, from *level, held []pool.Slot) {
 	if pr.era == pr.sp.now.Load() {
 		for _, l := range p.levels[:from.number] {
 			if l.Write == OnSave {
-				l.queueLocked(outgoing{origin: pr.origin})
+				l.queueLocked(pr.origin)
 			}
 		}
 	}

@@ -24,7 +24,6 @@ type level struct {
 	count   counts
 	logged  logLimiter
 
-	copied    atomic.Int64  // bytes of staging used by copies on eviction
 	trouble   chan struct{} // cap 1: the breaker opened, or the store is full
 	questions chan *question
 	asking    asking
@@ -102,7 +101,7 @@ func (l *level) work(ctx context.Context) {
 type task struct {
 	fetch  []*promise
 	remove []pool.Key
-	put    []outgoing
+	put    []origin
 }
 
 // next waits for work: fetches before deletes before puts. It returns an empty task when the pool

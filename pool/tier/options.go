@@ -35,10 +35,9 @@ const (
 	Never       When = iota
 	OnSave           // when all shards are committed, or when the block came from a tier farther away
 	OnSecondUse      // when a look-up finds it in memory
-	OnEvict          // when it is among the next to be evicted, as far as the tier is quick enough
 )
 
-var whens = [...]string{"never", "save", "second-use", "evict"}
+var whens = [...]string{"never", "save", "second-use"}
 
 func (w When) String() string {
 	if int(w) < len(whens) {
@@ -54,7 +53,7 @@ func ParseWhen(name string) (When, error) {
 			return When(i), nil
 		}
 	}
-	return 0, fmt.Errorf("write: %q, allowed: never, save, second-use, evict", name)
+	return 0, fmt.Errorf("write: %q, allowed: never, save, second-use", name)
 }
 
 // Tier is one store of a stack and how it is used. Fields left zero take their default, which is

@@ -25,7 +25,6 @@ const maxWriting = 1 << 20
 
 // Reserve implements pool.Slots.
 func (p *Pool) Reserve(b *pool.Batch) {
-	p.offerColdest()
 	p.Memory.Reserve(b)
 	if !p.saving {
 		return
@@ -104,7 +103,7 @@ func (p *Pool) offerSaved(saved []origin, status []pool.Status) {
 	for _, l := range p.levels {
 		for i := range whole {
 			if l.Write == OnSave {
-				l.queueLocked(outgoing{origin: whole[i]})
+				l.queueLocked(whole[i])
 			}
 		}
 	}

@@ -52,7 +52,6 @@ type Pool struct {
 	spaces  spaces
 	names   *names.Names
 	uses    chan use
-	onEvict evictWriter
 	storage *storage // nil: no local tier notes what comes and goes
 
 	mu struct {
@@ -108,9 +107,6 @@ func Open(m pool.Memory, tiers []Tier, o Options) (*Pool, error) {
 		p.levels = append(p.levels, l)
 		p.saving = p.saving || l.Write == OnSave
 		p.using = p.using || l.Write == OnSecondUse
-		if l.Write == OnEvict {
-			p.onEvict.levels = append(p.onEvict.levels, l)
-		}
 	}
 	p.completePromises()
 	p.spaces.all.Store(&[]*space{})
@@ -128,10 +124,6 @@ func Open(m pool.Memory, tiers []Tier, o Options) (*Pool, error) {
 func (p *Pool) start(ctx context.Context) {
 	if p.using {
 		p.workers.Go(func() { p.offerUses(ctx) })
-	}
-	if len(p.onEvict.levels) > 0 {
-		p.onEvict.out = make([]pool.Cold, coldMany)
-		p.workers.Go(func() { p.evictLoop(ctx) })
 	}
 	if len(p.levels) > 0 {
 		p.workers.Go(func() { p.sweep(ctx) })
@@ -167,10 +159,8 @@ func (p *Pool) Close() error {
 	p.settleAll()
 	p.o.Staging.End()
 	p.workers.Wait()
-	p.onEvict.close()
 	for _, l := range p.levels {
 		p.requeueAll(l)
-		p.returnLoans(l.takeCopies(l.puts.list)...)
 	}
 	if p.o.ownStaging {
 		return p.o.Staging.Close()
