@@ -31,9 +31,10 @@ func (c *core) persistShard(e, slot uint32, shard uint8, sum uint32) {
 	}
 	c.file.Touch(func() {
 		h := c.header(slot)
-		h.Hash, h.HashLen, h.Generation = r.hash.Words(), r.ident.hashLen(), sp.generation
-		h.SetPlace(sp.record, r.ident.group(), shard)
-		h.Length, h.Sum = sp.spec.Groups[r.ident.group()].ShardBytes[shard], sum
+		h.Block = arena.Block{
+			Hash: r.hash.Words(), HashLen: uint32(r.ident.hashLen()), Space: uint16(sp.record),
+			Group: r.ident.group(), Shard: shard, Generation: sp.generation, Sum: sum,
+		}
 		h.Used.Store(c.file.Tick)
 		h.Check.Store(h.SumOf(slot))
 	})
@@ -80,9 +81,7 @@ func (c *core) persistMove(e uint32, m *move) {
 		if old.Check.Load() == 0 {
 			return
 		}
-		h.Hash, h.HashLen = old.Hash, old.HashLen
-		h.CopyPlace(old)
-		h.Generation, h.Length, h.Sum = old.Generation, old.Length, old.Sum
+		h.Block = old.Block
 		h.Check.Store(h.SumOf(m.to))
 	})
 	if m.shard == 0 {

@@ -127,7 +127,7 @@ func (s *scan) readSlab(n int32) {
 	first, end := s.slabs.Slots(n)
 	s.lost.Add(s.file.TouchEach(first, end, func(slot uint32) {
 		if h := s.header(slot); s.whole(h, slot) {
-			s.found[n] = append(s.found[n], uint64(h.Shard())<<32|uint64(slot))
+			s.found[n] = append(s.found[n], uint64(h.Shard)<<32|uint64(slot))
 		}
 	}))
 	slices.Sort(s.found[n])
@@ -153,16 +153,15 @@ func (s *scan) whole(h *arena.Header, slot uint32) bool {
 
 // judge returns the counter of a header that is not to be used; nil if it is.
 func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
-	if !h.Whole(slot) || h.Space() >= len(s.spaces) || s.spaces[h.Space()] == nil {
+	if !h.Whole(slot) || int(h.Space) >= len(s.spaces) || s.spaces[int(h.Space)] == nil {
 		return &s.damaged
 	}
-	sp := s.spaces[h.Space()]
+	sp := s.spaces[int(h.Space)]
 	if h.Generation != sp.generation {
 		return &s.stale
 	}
-	group, shard := int(h.Group()), int(h.Shard())
+	group, shard := int(h.Group), int(h.Shard)
 	if group >= len(sp.groups) || shard >= sp.spec.Shards || h.HashLen < 1 || h.HashLen > pool.MaxHashLen ||
-		h.Length != sp.spec.Groups[group].ShardBytes[shard] ||
 		sp.groups[group].classes[shard] != s.slabs.ClassAt(slot) {
 		return &s.damaged
 	}
@@ -195,11 +194,11 @@ func (s *scan) attach(shard uint8) bool {
 
 func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 	c := s.core
-	sp := s.spaces[h.Space()]
-	id := makeIdent(sp.realm, h.Group(), int(h.HashLen))
+	sp := s.spaces[int(h.Space)]
+	id := makeIdent(sp.realm, h.Group, int(h.HashLen))
 	k := offheap.KeyOfWords(&h.Hash)
 	e := c.findWords(id, &k)
-	shard := h.Shard()
+	shard := h.Shard
 	if shard == 0 {
 		if e != none {
 			return false
