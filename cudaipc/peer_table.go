@@ -215,7 +215,7 @@ func (t *Tickets[F]) Await(lock *sync.RWMutex, ticket Ticket, timeout time.Durat
 		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
 	}
 	f := open.base()
-	if !waitClosed(f.done, timeout) {
+	if !ClosesWithin(f.done, timeout) {
 		return Done{}, false, nil
 	}
 	lock.Lock()
@@ -237,8 +237,8 @@ func (d *Done) MarkBad(i, n int, err error) {
 	d.Bad[i] = true
 }
 
-// waitClosed waits for a channel to be closed. With timeout 0 or less it does not wait.
-func waitClosed(c <-chan struct{}, timeout time.Duration) bool {
+// ClosesWithin waits for a channel to be closed. With timeout 0 or less it does not wait.
+func ClosesWithin(c <-chan struct{}, timeout time.Duration) bool {
 	select {
 	case <-c:
 		return true

@@ -192,7 +192,7 @@ func (p *process) quit() error {
 	err := p.closePeer(cudaipc.AllPeers)
 	p.quitting.Store(true)
 	p.conn.close()
-	if !closesWithin(p.reaped, endWait) {
+	if !cudaipc.ClosesWithin(p.reaped, endWait) {
 		p.lose(cudaipc.LostCall, errors.New("it did not end by itself"))
 	}
 	<-p.ended
@@ -200,16 +200,4 @@ func (p *process) quit() error {
 		err = errors.Join(err, fmt.Errorf("mover %s ended with code %d", p.m.opts.Name, code))
 	}
 	return err
-}
-
-// closesWithin waits for a channel to be closed.
-func closesWithin(c <-chan struct{}, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-c:
-		return true
-	case <-timer.C:
-		return false
-	}
 }

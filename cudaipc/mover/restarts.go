@@ -93,7 +93,7 @@ func (p *process) lose(reason cudaipc.LossReason, cause error) {
 // disconnect handles a closed socket. If the process has exited it is about to be reaped, and its
 // exit status says more; otherwise it is killed.
 func (p *process) disconnect(cause error) {
-	if !disconnected(cause) || !closesWithin(p.ending, hangUpWait) {
+	if !disconnected(cause) || !cudaipc.ClosesWithin(p.ending, hangUpWait) {
 		p.lose(cudaipc.LostCrash, cause)
 	}
 }

@@ -197,6 +197,19 @@ func (s *server) copy(f *fields, t cudaipc.Ticket) error {
 	return s.enqueue(c.copy.Peer, int(c.copy.Dir), c)
 }
 
+// sum puts a sample into its lane.
+func (s *server) sum(f *fields, t cudaipc.Ticket) error {
+	sample := &cudaipc.Sample{}
+	if err := takeJSON(f, sample); err != nil {
+		return err
+	}
+	return s.enqueue(sample.Peer, sampleLane, &laneCopy{
+		ticket: t, sample: sample,
+		// for allBad
+		copy: cudaipc.Copy{Peer: sample.Peer, Sum: true, Blocks: make([]cudaipc.Block, len(sample.Blocks))},
+	})
+}
+
 // enqueue puts a copy, or a sample, into a lane of its peer.
 func (s *server) enqueue(id cudaipc.PeerID, lane int, c *laneCopy) error {
 	s.mu.Lock()
