@@ -274,10 +274,11 @@ type Peer struct {
 
 func (p *Peer) base() *Peer { return p }
 
-// Prepare makes a peer that has nothing open yet.
-func (p *Peer) Prepare(im *Import) {
+// Prepare makes a peer that has nothing open yet, and checks what does not depend on the device.
+func (p *Peer) Prepare(im *Import) error {
 	p.ID, p.Pid, p.pidfd = im.Peer, im.Pid, -1
 	p.Regions, p.tickets = map[RegionID]*Opened{}, map[Ticket]struct{}{}
+	return im.check()
 }
 
 // Hold keeps a peer open until Release: while it is held, Close is ErrBusy.

@@ -67,6 +67,30 @@ func (im *Import) OnGPU() bool {
 	return false
 }
 
+// check checks the numbers and sizes of the regions. One number may be there again for a further
+// piece of virtual memory alone, next to the piece before.
+func (im *Import) check() error {
+	if len(im.Regions) > MaxRegions {
+		return fmt.Errorf("%d regions and pieces, at most %d: %w", len(im.Regions), MaxRegions, ErrRange)
+	}
+	var total uint64
+	last := map[RegionID]int{}
+	for i := range im.Regions {
+		r := &im.Regions[i]
+		if r.Size == 0 || r.Size > MaxPeerBytes-total {
+			return fmt.Errorf("region %d: %d bytes after %d, allowed: 1 to %d in all: %w", r.ID, r.Size, total,
+				int64(MaxPeerBytes), ErrRange)
+		}
+		total += r.Size
+		if before, twice := last[r.ID]; twice && (before != i-1 || r.Kind != KindCUDAFD ||
+			im.Regions[before].Kind != KindCUDAFD) {
+			return fmt.Errorf("region %d: it is there twice: %w", r.ID, ErrRange)
+		}
+		last[r.ID] = i
+	}
+	return nil
+}
+
 // CloseRegions closes the descriptors of an import's regions.
 func (im *Import) CloseRegions() {
 	for i := range im.Regions {

@@ -26,9 +26,11 @@ type peer struct {
 func (d *Device) Import(im cudaipc.Import) error {
 	defer im.CloseRegions()
 	p := &peer{allocations: map[driver.Handle]driver.Addr{}, statm: -1}
-	p.Prepare(&im)
+	err := p.Prepare(&im)
 	p.Proof = im.Proof
-	err := d.alive()
+	if lost := d.alive(); lost != nil {
+		err = lost
+	}
 	if err == nil {
 		d.opener.Do(func() { err = d.openOnGPU(p, &im) })
 	}
@@ -57,29 +59,14 @@ func (d *Device) openOnGPU(p *peer, im *cudaipc.Import) error {
 }
 
 func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
-	if len(im.Regions) > cudaipc.MaxRegions+MaxPieces {
-		return fmt.Errorf("%d regions and pieces, at most %d: %w", len(im.Regions), cudaipc.MaxRegions+MaxPieces,
-			cudaipc.ErrRange)
-	}
-	var total uint64
 	for left := im.Regions; len(left) > 0; {
 		n := pieces(left)
-		if p.Regions[left[0].ID] != nil {
-			return fmt.Errorf("region %d is there twice: %w", left[0].ID, cudaipc.ErrRange)
-		}
-		if len(p.Regions) == cudaipc.MaxRegions {
-			return fmt.Errorf("more than %d regions: %w", cudaipc.MaxRegions, cudaipc.ErrRange)
-		}
 		r, err := d.openRegion(p, im, left[:n])
 		if err == nil {
 			p.Regions[left[0].ID], err = r, im.CheckCancelled()
 		}
 		if err != nil {
 			return fmt.Errorf("region %d: %w", left[0].ID, err)
-		}
-		if total += r.Size; total > cudaipc.MaxPeerBytes {
-			return fmt.Errorf("region %d: more than %d bytes in all: %w", left[0].ID, int64(cudaipc.MaxPeerBytes),
-				cudaipc.ErrRange)
 		}
 		left = left[n:]
 	}
@@ -99,8 +86,7 @@ func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
 // ID.
 func pieces(list []cudaipc.Region) int {
 	n := 1
-	for list[0].Kind == cudaipc.KindCUDAFD && n < len(list) && list[n].Kind == cudaipc.KindCUDAFD &&
-		list[n].ID == list[0].ID {
+	for n < len(list) && list[n].ID == list[0].ID {
 		n++
 	}
 	return n
@@ -109,12 +95,6 @@ func pieces(list []cudaipc.Region) int {
 // openRegion opens a region of one element, or of the pieces of virtual memory.
 func (d *Device) openRegion(p *peer, im *cudaipc.Import, parts []cudaipc.Region) (*cudaipc.Opened, error) {
 	r := &parts[0]
-	for i := range parts {
-		if size := parts[i].Size; size == 0 || size > cudaipc.MaxPeerBytes {
-			return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", size, int64(cudaipc.MaxPeerBytes),
-				cudaipc.ErrRange)
-		}
-	}
 	if (r.Kind == cudaipc.KindCUDA || r.Kind == cudaipc.KindCUDAFD) && im.GPU != cudaipc.UUID(d.gpu.UUID) {
 		return nil, fmt.Errorf("it is on GPU %s, this device is GPU %s: "+
 			"an engine and its agent's device are matched by UUID: %w",
@@ -264,10 +244,7 @@ func (d *Device) openVirtual(p *peer, im *cudaipc.Import, parts []cudaipc.Region
 			return nil, fmt.Errorf("piece %d: %d bytes, want a multiple of %d: %w", i, parts[i].Size, granule,
 				cudaipc.ErrRange)
 		}
-		if size += parts[i].Size; size > cudaipc.MaxPeerBytes {
-			return nil, fmt.Errorf("piece %d: more than %d bytes in all: %w", i, int64(cudaipc.MaxPeerBytes),
-				cudaipc.ErrRange)
-		}
+		size += parts[i].Size
 	}
 	v, err := driver.NewRange(driver.Whole(size, granule))
 	if err != nil {

@@ -149,9 +149,11 @@ type peer struct {
 func (h *Device) Import(im cudaipc.Import) error {
 	defer im.CloseRegions()
 	p := &peer{}
-	p.Prepare(&im)
+	err := p.Prepare(&im)
 	p.Proof, p.FireOnDeath = im.Proof, h.onDeath
-	err := p.open(&im)
+	if err == nil {
+		err = p.open(&im)
+	}
 	if err == nil {
 		err = h.table.Add(p)
 	}
@@ -163,16 +165,9 @@ func (h *Device) Import(im cudaipc.Import) error {
 }
 
 func (p *peer) open(im *cudaipc.Import) error {
-	if len(im.Regions) > cudaipc.MaxRegions {
-		return fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), cudaipc.MaxRegions, cudaipc.ErrRange)
-	}
 	watch := p.FireOnDeath
-	var total uint64
 	for i := range im.Regions {
 		r := &im.Regions[i]
-		if p.Regions[r.ID] != nil {
-			return fmt.Errorf("region %d is there twice: %w", r.ID, cudaipc.ErrRange)
-		}
 		if err := im.CheckCancelled(); err != nil {
 			return err
 		}
@@ -181,10 +176,6 @@ func (p *peer) open(im *cudaipc.Import) error {
 			return fmt.Errorf("region %d: %w", r.ID, err)
 		}
 		p.Regions[r.ID] = opened
-		if total += r.Size; total > cudaipc.MaxPeerBytes {
-			return fmt.Errorf("region %d: more than %d bytes in all: %w", r.ID, int64(cudaipc.MaxPeerBytes),
-				cudaipc.ErrRange)
-		}
 		watch = watch || r.Kind == cudaipc.KindPeer
 	}
 	if err := p.PlaceWords(im.Sync, cudaipc.EventCell); err != nil {
@@ -209,10 +200,6 @@ func (p *peer) close() {
 
 // openRegion opens one region. The caller closes the descriptor.
 func openRegion(r *cudaipc.Region, pid int) (*cudaipc.Opened, error) {
-	if r.Size == 0 || r.Size > cudaipc.MaxPeerBytes {
-		return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", r.Size, int64(cudaipc.MaxPeerBytes),
-			cudaipc.ErrRange)
-	}
 	switch r.Kind {
 	case cudaipc.KindFD:
 		mem, err := cudaipc.MapFD(r.FD, int64(r.Size))
