@@ -46,19 +46,14 @@ func (th *thread) loadStaged(t *task) {
 		}
 	}
 	if status != pool.OK {
-		l.fail(status)
+		for i := range l.status {
+			if l.status[i] == pool.OK {
+				l.status[i] = status
+			}
+		}
 	}
 	th.release(t, l.flight)
 	th.recycle(l.flight)
-}
-
-// fail gives all blocks that have no status of their own one.
-func (l *staged) fail(s pool.Status) {
-	for i := range l.status {
-		if l.status[i] == pool.OK {
-			l.status[i] = s
-		}
-	}
 }
 
 // pinAll pins all blocks. If one is not there, or the epoch is over, it returns the status of the

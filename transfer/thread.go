@@ -49,13 +49,6 @@ type thread struct {
 	summed   []summed
 }
 
-func newThread(w *Worker, kind Kind) *thread {
-	return &thread{
-		w: w, kind: kind, wake: make(chan struct{}, 1), phase: Idle, since: time.Now(),
-		picker: newPicker(&w.cfg.Sampling, kind),
-	}
-}
-
 func (th *thread) signal() {
 	select {
 	case th.wake <- struct{}{}:
@@ -131,7 +124,12 @@ func (th *thread) complete(t *task) {
 	t.join()
 	w.mu.Lock()
 	delete(w.mu.jobs, t.job.ID)
-	th.counts.add(t)
+	c := &th.counts
+	c.Jobs++
+	c.Bytes += uint64(t.bytes)
+	for _, s := range t.status {
+		c.Blocks[min(s, Off)]++
+	}
 	if th.job == t {
 		th.enterLocked(Completing)
 	}

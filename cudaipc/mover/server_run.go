@@ -112,20 +112,14 @@ func Open(s Setup) (cudaipc.Device, error) {
 			Populate:    s.Populate,
 		})
 	case cudaipc.CUDADevice:
-		return openCUDA(s)
+		d, err := cuda.Open(cuda.Options{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize})
+		if err != nil {
+			return nil, err // not d, which would be an interface that is not nil
+		}
+		return d, nil
 	}
 	return nil, fmt.Errorf("device %q, allowed: %s, %s: %w", s.Device, cudaipc.HostDevice, cudaipc.CUDADevice,
 		cudaipc.ErrKind)
-}
-
-// openCUDA opens the GPU of a setup over the pool's arena, which the device pins in the
-// background.
-func openCUDA(s Setup) (cudaipc.Device, error) {
-	d, err := cuda.Open(cuda.Options{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize})
-	if err != nil {
-		return nil, err
-	}
-	return d, nil
 }
 
 // deviceInfo returns the state of a device as JSON, or nothing if it has none.

@@ -224,7 +224,9 @@ func (c *core) addPin(e uint32, bytes int64) {
 
 func (c *core) unpinEntry(e uint32, at *cursor) {
 	if c.recs.All[e].pins() > 0 && c.unhold(e) {
-		c.persistUse(e)
+		if f := c.file; f != nil {
+			f.Touch(func() { c.header(c.recs.All[e].head).Used.Store(f.Tick) })
+		}
 		if r := &c.recs.All[e]; r.is(flagOwned) {
 			c.owners.Use(e, c.above(at))
 		}

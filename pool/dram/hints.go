@@ -89,11 +89,6 @@ type advised struct {
 	prints  []uint64
 }
 
-func (a *advised) add(c *core, e uint32) {
-	r := &c.recs.All[e]
-	a.entries, a.prints = append(a.entries, e), append(a.prints, c.seed.Hash(uint32(r.ident), r.hash))
-}
-
 // before adds the entries before ref in their chain, the last one first, at most lockStride. It
 // returns the last one that it added, and whether there may be more.
 func (p *Pool) before(ref pool.Ref, a *advised) (last pool.Ref, more bool) {
@@ -103,7 +98,8 @@ func (p *Pool) before(ref pool.Ref, a *advised) (last pool.Ref, more bool) {
 	e := c.lookupRef(ref)
 	for n := 0; e != none && n < lockStride; n++ {
 		if e = c.parent(e); e != none {
-			a.add(c, e)
+			r := &c.recs.All[e]
+			a.entries, a.prints = append(a.entries, e), append(a.prints, c.seed.Hash(uint32(r.ident), r.hash))
 			last = c.ref(e)
 		}
 	}

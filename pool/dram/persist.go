@@ -85,25 +85,13 @@ func (c *core) persistMove(e uint32, m *move) {
 		h.Check.Store(h.SumOf(m.to))
 	})
 	if m.shard == 0 {
-		c.persistChildren(e)
+		child := c.recs.All[e].child
+		for n := 0; child != none && n < maxMoveChildren; n++ {
+			c.persistParent(child, e)
+			child = c.recs.All[child].next
+		}
 	}
 	f.Touch(func() { old.Check.Store(0) })
-}
-
-// persistChildren writes the place of an entry to the headers of its children.
-func (c *core) persistChildren(e uint32) {
-	child := c.recs.All[e].child
-	for n := 0; child != none && n < maxMoveChildren; n++ {
-		c.persistParent(child, e)
-		child = c.recs.All[child].next
-	}
-}
-
-// persistUse writes that e was loaded.
-func (c *core) persistUse(e uint32) {
-	if f := c.file; f != nil {
-		f.Touch(func() { c.header(c.recs.All[e].head).Used.Store(f.Tick) })
-	}
 }
 
 // tick sets the clock that persistShard and persistUse write.

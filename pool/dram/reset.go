@@ -66,7 +66,10 @@ const (
 
 // end ends a realm. It is not reused before its sweep has run.
 func (c *core) end(realm uint32) {
-	c.noteAll(realm)
+	if c.realms[realm].space.watched {
+		c.notes.lost = true
+		c.notes.signal()
+	}
 	c.realms[realm].over = true
 	c.realms[realm].entries++
 	c.ended = append(c.ended, realm)
@@ -85,7 +88,12 @@ func (p *Pool) Sweep() {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.core.leaveEnded(n)
+	c := p.core
+	n = min(n, len(c.ended)) // none if the pool was closed meanwhile
+	for _, realm := range c.ended[:n] {
+		c.leaveRealm(realm)
+	}
+	c.ended = c.ended[n:]
 }
 
 // countEnded frees ended realms without entries, and counts the others.
@@ -130,14 +138,4 @@ func (c *core) sweep(from uint32) uint32 {
 		return to
 	}
 	return 0
-}
-
-// leaveEnded frees the first n ended realms: their sweep has run. There are none if the pool was
-// closed meanwhile.
-func (c *core) leaveEnded(n int) {
-	n = min(n, len(c.ended))
-	for _, realm := range c.ended[:n] {
-		c.leaveRealm(realm)
-	}
-	c.ended = c.ended[n:]
 }

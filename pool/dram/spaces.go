@@ -268,17 +268,12 @@ func (p *Pool) stats() pool.Stats {
 		s.FileFull = f.TimesFull()
 	}
 	if !p.closed {
-		s.IndexBytes = c.resident()
+		s.IndexBytes = c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
+			c.wide.Resident(int(c.widest)) + c.owners.Resident() + c.slabs.Resident()
 	}
 	s.Classes = c.slabs.Stats()
 	s.Owners = c.owners.Stats()
 	return s
-}
-
-// resident returns the touched memory of hash table, headers and slot table.
-func (c *core) resident() int64 {
-	return c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
-		c.wide.Resident(int(c.widest)) + c.owners.Resident() + c.slabs.Resident()
 }
 
 // SpaceEntries implements pool.Memory. It counts the entries of the current epoch, including
@@ -319,14 +314,6 @@ func (c *core) note(e uint32) {
 	c.notes.list = append(c.notes.list,
 		pool.Change{Space: m.space.id, Group: r.ident.group(), Hash: r.hash.Bytes(r.ident.hashLen())})
 	c.notes.signal()
-}
-
-// noteAll notes that a realm ends.
-func (c *core) noteAll(realm uint32) {
-	if c.realms[realm].space.watched {
-		c.notes.lost = true
-		c.notes.signal()
-	}
 }
 
 func (n *notes) signal() {

@@ -155,13 +155,3 @@ func (t *Tier) complete() error {
 	t.BreakLast = cmp.Or(t.BreakLast, max(10*time.Second, t.BreakFirst))
 	return nil
 }
-
-// completePromises sets PromiseWithin long enough for one fetch from every tier and the wait for
-// each.
-func (p *Pool) completePromises() {
-	all := time.Duration(0)
-	for _, l := range p.levels {
-		all += l.FetchWithin
-	}
-	p.o.PromiseWithin = cmp.Or(p.o.PromiseWithin, max(time.Minute, 2*all))
-}

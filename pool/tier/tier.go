@@ -16,6 +16,7 @@
 package tier
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
@@ -108,7 +109,11 @@ func Open(m pool.Memory, tiers []Tier, o Options) (*Pool, error) {
 		p.saving = p.saving || l.Write == OnSave
 		p.using = p.using || l.Write == OnSecondUse
 	}
-	p.completePromises()
+	all := time.Duration(0)
+	for _, l := range p.levels {
+		all += l.FetchWithin
+	}
+	p.o.PromiseWithin = cmp.Or(p.o.PromiseWithin, max(time.Minute, 2*all))
 	p.spaces.all.Store(&[]*space{})
 	p.storage = newStorage(p)
 	if err := p.openNames(); err != nil {

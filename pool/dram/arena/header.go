@@ -61,13 +61,6 @@ func slabWord(first, slotBytes uint32) uint64 {
 
 func slabCheck(w uint64) uint64 { return (w>>8*0x9e3779b97f4a7c15>>57)<<1 | 1 }
 
-func readSlabWord(w uint64) (first, slotBytes uint32, ok bool) {
-	if w == 0 || w&0xff != slabCheck(w) {
-		return 0, 0, false
-	}
-	return uint32(w >> 32), uint32(w) >> 8 * SlotUnit, true
-}
-
 // slabAt returns a slab's word.
 func (f *File) slabAt(n int32) *atomic.Uint64 {
 	return record(f.area(f.layout.Slabs+int64(n)*SlabWordBytes, SlabWordBytes)).word(0)
@@ -98,7 +91,10 @@ func (f *File) Withdraw(n int32) {
 func (f *File) Slab(n int32) (first, slotBytes uint32, ok bool) {
 	var w uint64
 	f.Touch(func() { w = f.slabAt(n).Load() })
-	return readSlabWord(w)
+	if w == 0 || w&0xff != slabCheck(w) {
+		return 0, 0, false
+	}
+	return uint32(w >> 32), uint32(w) >> 8 * SlotUnit, true
 }
 
 // Erase invalidates everything that the file holds.

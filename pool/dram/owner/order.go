@@ -52,7 +52,7 @@ func (t *Table) lift(e uint32, v pool.View) int {
 	}
 	for i := len(path) - 2; i >= 0; i-- {
 		t.remove(path[i])
-		t.insertAbove(path[i], path[i+1])
+		t.insert(path[i], t.links.All[path[i+1]].newer)
 		t.links.All[path[i]].lifted = true
 	}
 	return len(path)
@@ -93,10 +93,6 @@ func (t *Table) insertBelow(e, above uint32) {
 		t.owners[l.owner].oldest = e
 	}
 	a.older = e
-}
-
-func (t *Table) insertAbove(e, below uint32) {
-	t.insert(e, t.links.All[below].newer)
 }
 
 func (t *Table) remove(e uint32) {

@@ -145,7 +145,7 @@ func (s *Slabs) Give(slot uint32) {
 }
 
 func (s *Slabs) assign(id int32) bool {
-	at := s.unusedFor(id)
+	at := s.usableOf(s.unused, id)
 	if at < 0 {
 		return false
 	}
