@@ -5,7 +5,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// load executes a load.
 func (th *thread) load(t *task) {
 	if th.stale(t) {
 		t.setFrom(0, pool.Stale)

@@ -207,7 +207,6 @@ func (th *thread) slotSum(f *flight, s *summed) (sum uint32, ok bool) {
 	return th.sumSlot(f, s.number)
 }
 
-// sumSlot returns the sum of a slot's current bytes.
 func (th *thread) sumSlot(f *flight, number int) (sum uint32, ok bool) {
 	s := &f.slots[number]
 	sum, err := cudaipc.SumBytes(f.copy.Blocks[number].Seed, th.w.cfg.Sampling.Arena, s.Off, int64(s.Len))
@@ -234,7 +233,6 @@ func (th *thread) mismatch(t *task, f *flight, s *summed, slot uint32) {
 	}
 }
 
-// hash returns the hash of a block of the job, by its number.
 func (j *Job) hash(number int) []byte {
 	for i := range j.Sections {
 		h := &j.Sections[i].Hashes

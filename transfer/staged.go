@@ -30,7 +30,6 @@ type staged struct {
 // stageCursor is the start of the next batch of a staged load.
 type stageCursor struct{ stage, block, rng int } // rng is an index of stagedGroup.byStage
 
-// loadStaged executes a staged load.
 func (th *thread) loadStaged(t *task) {
 	l := &staged{Staged: t.job.Staged, flight: th.spare()}
 	status := th.pinAll(t, l)
@@ -103,7 +102,6 @@ func (th *thread) addStaged(l *staged, p *part, b *pool.Batch) (all bool) {
 	return all
 }
 
-// ranges returns the ranges of a block.
 func (l *staged) ranges(i int) []stagedRange { return l.held[l.where[i].held][l.where[i].group].ranges }
 
 // copyStages copies all stages. As in batches, the next copies begin while the oldest is in flight;
@@ -332,7 +330,6 @@ type Staged struct {
 	Word uint64
 }
 
-// check returns an error if a staged load does not fit the worker.
 func (s *Staged) check(w *Worker, job *Job) error {
 	switch {
 	case job.Kind != Load:

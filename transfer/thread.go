@@ -144,7 +144,6 @@ func (th *thread) complete(t *task) {
 	w.mu.Unlock()
 }
 
-// index returns the index in shards of a block of one of the shards held.
 func (t *task) index(held, number int) int { return held*len(t.status) + number }
 
 // setFrom sets the status of all shards of the blocks from number i on.

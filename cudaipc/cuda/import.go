@@ -261,7 +261,6 @@ func (d *Device) openVirtual(p *peer, im *cudaipc.Import, parts []cudaipc.Region
 	return &cudaipc.Opened{Size: size, Addr: uint64(v.Start)}, nil
 }
 
-// fill maps the pieces of a region into its range.
 func fill(v *driver.Range, im *cudaipc.Import, parts []cudaipc.Region, granule uint64) error {
 	for i := range parts {
 		if err := mapPiece(v, &parts[i], driver.Whole(parts[i].Size, granule)); err != nil {

@@ -44,7 +44,6 @@ type process struct {
 	calls calls
 }
 
-// alive returns the running process, or starts one.
 func (m *Mover) alive() (*process, error) {
 	m.starting.Lock()
 	defer m.starting.Unlock()

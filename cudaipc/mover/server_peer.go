@@ -184,7 +184,6 @@ type laneCopy struct {
 // copies are ended ones, for their memory: a copy has thousands of runs.
 var copies = sync.Pool{New: func() any { return &laneCopy{} }}
 
-// copy puts a copy into its lane.
 func (s *server) copy(f *fields, t cudaipc.Ticket) error {
 	c, _ := copies.Get().(*laneCopy)
 	c.ticket = t

@@ -132,7 +132,6 @@ func (d *dir) end(g *segment) {
 	d.wakeKeeper()
 }
 
-// tagOf returns a key's tag in this process.
 func (s *Store) tagOf(k *pool.Key) tag {
 	b := keyBytes(k)
 	return tag{maphash.Bytes(s.seeds[0], b[:]), maphash.Bytes(s.seeds[1], b[:])}

@@ -153,7 +153,6 @@ func (f *file) allocate(size int64) error {
 	return err
 }
 
-// sync syncs a file, or a directory.
 func (f *file) sync() error { return f.do(opSync, 0, func() error { return unix.Fsync(f.fd) }) }
 
 // size returns the size of the file, and its space on the disk, in bytes.

@@ -47,7 +47,6 @@ type header struct {
 	born   uint32 // Unix time in seconds
 }
 
-// size returns the size of the record in the log.
 func (h *header) size() int64 { return recordBytes(int(h.length)) }
 
 func recordBytes(length int) int64 { return roundUp(headerBytes+int64(length), grain) }

@@ -81,7 +81,6 @@ func (x *index) size() (blocks, bytes int64) {
 	return blocks, bytes
 }
 
-// lock returns the shard of a tag, locked.
 func (x *index) lock(t tag) *indexShard {
 	s := &x.shard[t.hi>>(64-shardBits)]
 	s.mu.Lock()
@@ -97,7 +96,6 @@ func (x *index) get(t tag) (place, bool) {
 	return place{}, false
 }
 
-// put sets the place of a block.
 func (x *index) put(t tag, p place) error {
 	s := x.lock(t)
 	defer s.mu.Unlock()

@@ -337,7 +337,6 @@ func (d *dir) writeBatch(b *batch, memory []byte) {
 	d.work.Broadcast()
 }
 
-// fill copies a record to its place.
 func (r *record) fill(p []byte, nonce uint64) {
 	n := headerBytes + len(r.data)
 	// The sum is of the copy, so it detects a caller that changes its bytes meanwhile.

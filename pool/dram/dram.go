@@ -144,7 +144,6 @@ func (o *Options) arena() (*arena.Arena, error) {
 	return arena.Open(o.Bytes, o.HugePages == Auto)
 }
 
-// start returns the pool of an arena and its index.
 func start(o *Options, a *arena.Arena, c *core) *Pool {
 	p := &Pool{arena: a, core: c, advisor: c.advisor, onBadPage: o.BadPage, onNotKept: o.SpaceNotKept}
 	p.base, p.fd = a.Memory()

@@ -69,7 +69,6 @@ func (c *core) giveAll(slot uint32, n int) {
 	}
 }
 
-// shardCell returns the slot of a shard and its cell.
 func (c *core) shardCell(head uint32, shard int) (uint32, *slab.Cell) {
 	at := c.slabs.At(head)
 	for range shard {

@@ -242,7 +242,6 @@ func (c *core) announceRun(in *pool.Insertion, from int) int {
 	return from
 }
 
-// describe sets what the blocks of a note are.
 func describe(n *advisor.Note, id ident, g *group) {
 	if n != nil {
 		n.ID, n.Use.BlockTokens = uint32(id), g.tokens

@@ -149,7 +149,6 @@ type list struct {
 	n              int
 }
 
-// push adds e as the newest.
 func (l *list) push(recs []record, e uint32) {
 	r := &recs[e]
 	r.newer, r.older = none, l.newest

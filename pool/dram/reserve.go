@@ -172,7 +172,6 @@ func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
 	return pool.OK, c.slot(e, shard)
 }
 
-// slot returns the slot of a shard of an entry.
 func (c *core) slot(e uint32, shard uint8) pool.Slot {
 	r := &c.recs.All[e]
 	sp := c.realms[r.ident.realm()].space

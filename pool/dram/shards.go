@@ -42,7 +42,6 @@ func (c *core) widen(e uint32, n int) (flag uint32, ok bool) {
 	return flagWide, true
 }
 
-// isPresent reports whether a shard is committed.
 func (c *core) isPresent(e uint32, shard uint8) bool {
 	if c.recs.All[e].is(flagWide) {
 		return c.wide.All[e].present.has(shard)
@@ -50,7 +49,6 @@ func (c *core) isPresent(e uint32, shard uint8) bool {
 	return c.states.All[e].present&(1<<shard) != 0
 }
 
-// isWriting reports whether a job is writing a shard.
 func (c *core) isWriting(e uint32, shard uint8) bool {
 	if c.recs.All[e].is(flagWide) {
 		return c.wide.All[e].writing.has(shard)
@@ -69,7 +67,6 @@ func (c *core) beginWriting(e uint32, shard uint8) {
 	l.writing |= 1 << shard
 }
 
-// endWriting ends the writing of a shard.
 func (c *core) endWriting(e uint32, shard uint8) {
 	l := &c.states.All[e]
 	if c.recs.All[e].is(flagWide) {

@@ -42,7 +42,6 @@ type realm struct {
 // group returns the group of an entry, also if its epoch has ended.
 func (c *core) group(id ident) *group { return &c.realms[id.realm()].space.groups[id.group()] }
 
-// space returns an open space, or nil.
 func (c *core) space(s pool.SpaceID) *space {
 	if int(s) >= len(c.spaces) {
 		return nil

@@ -12,7 +12,6 @@ import (
 // errDied is the error of a call whose helper ended before it answered.
 var errDied = errors.New("the helper ended")
 
-// current returns the helper.
 func (s *Store) current() (*helper, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

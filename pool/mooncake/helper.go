@@ -275,7 +275,6 @@ func newMemory(bytes int64) (Memory, error) {
 
 func (m *Memory) close() error { return errors.Join(unix.Munmap(m.Base), unix.Close(m.FD)) }
 
-// offset returns where data is in the memory, if all of it is.
 func (m *Memory) offset(data []byte) (int64, bool) {
 	if len(data) == 0 || len(data) > len(m.Base) {
 		return 0, false

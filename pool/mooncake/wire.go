@@ -80,7 +80,6 @@ type (
 	}
 )
 
-// encode returns a frame.
 func encode(frame any) []byte {
 	var out bytes.Buffer
 	out.Write(make([]byte, 4))

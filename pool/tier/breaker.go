@@ -77,7 +77,6 @@ func (b *breaker) brief() bool {
 	return b.backoff.Pause() <= briefPause
 }
 
-// state returns the breaker's state for reports.
 func (b *breaker) state() (name string, opened, tries uint64, pause time.Duration, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

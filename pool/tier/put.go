@@ -211,7 +211,6 @@ func (l *level) readyItems(on []outgoing, first, last []pool.Item, whole []bool)
 	return ready
 }
 
-// putAll calls Put if there are items.
 func (l *level) putAll(ctx, within context.Context, items []pool.Item) error {
 	if len(items) == 0 {
 		return nil

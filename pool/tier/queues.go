@@ -15,7 +15,6 @@ type putQueue struct {
 
 func (q *putQueue) len() int { return len(q.list) - q.from }
 
-// take removes and returns a batch.
 func (q *putQueue) take(l *level) (batch []origin) {
 	bytes, items := int64(0), 0
 	for q.from < len(q.list) {

@@ -176,5 +176,4 @@ func (p *Pool) Close() error {
 // errClosing fails what is in progress when the pool closes.
 var errClosing = errors.New("tier: the stack is closing")
 
-// now returns the time of the pool's clock.
 func (p *Pool) now() time.Time { return p.o.Clock() }

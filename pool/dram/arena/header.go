@@ -61,7 +61,6 @@ func slabWord(first, slotBytes uint32) uint64 {
 
 func slabCheck(w uint64) uint64 { return (w>>8*0x9e3779b97f4a7c15>>57)<<1 | 1 }
 
-// slabAt returns a slab's word.
 func (f *File) slabAt(n int32) *atomic.Uint64 {
 	return record(f.area(f.layout.Slabs+int64(n)*SlabWordBytes, SlabWordBytes)).word(0)
 }
