@@ -273,27 +273,19 @@ func addRest(n *advisor.Note, s *offheap.Seed, h *pool.Hashes, from int) {
 }
 
 // OpenOwner implements pool.Memory.
-func (p *Pool) OpenOwner(name string) (pool.Owner, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+func (p *Pool) OpenOwner(name string) (o pool.Owner, err error) {
+	if !p.locked(func(c *core) { o, err = c.owners.Open(name) }) {
 		return 0, pool.ErrClosed
 	}
-	return p.core.owners.Open(name)
+	return o, err
 }
 
 // CloseOwner implements pool.Memory.
-func (p *Pool) CloseOwner(o pool.Owner) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.core.owners.Close(o)
-}
+func (p *Pool) CloseOwner(o pool.Owner) { p.locked(func(c *core) { c.owners.Close(o) }) }
 
 // SetBudget implements pool.Memory.
 func (p *Pool) SetBudget(o pool.Owner, bytes int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.core.owners.SetBudget(o, bytes)
+	p.locked(func(c *core) { c.owners.SetBudget(o, bytes) })
 }
 
 // afford reports whether an owner's budget has room for so many bytes, after evicting of its own

@@ -13,7 +13,8 @@ func (p *Pool) Reserve(b *pool.Batch) {
 	p.advisor.CatchUp()
 	need, over := p.reserve(b, false)
 	if need > 0 {
-		if f := p.pressureFunc(); f != nil && f(need) {
+		var f func(need int64) bool
+		if p.locked(func(c *core) { f = c.pressure }); f != nil && f(need) {
 			need, over = p.reserve(b, true)
 		}
 	}
@@ -180,12 +181,6 @@ func (c *core) slot(e uint32, shard uint8) pool.Slot {
 		Ref: c.ref(e), Off: c.slabs.Offset(number), Sum: cell.Sum, Shard: shard,
 		Len: sp.spec.Groups[r.ident.group()].ShardBytes[shard],
 	}
-}
-
-func (p *Pool) pressureFunc() func(int64) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.core.pressure
 }
 
 // countBusy counts the blocks of a batch that were refused, of which over because of the owner's

@@ -2,6 +2,7 @@ package dram
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -79,44 +80,31 @@ func (c *core) end(realm uint32) {
 func (p *Pool) Sweep() {
 	p.sweeping.Lock() // one at a time: an earlier sweep is finished when this one returns
 	defer p.sweeping.Unlock()
-	n := p.countEnded()
+	n := 0
+	p.locked(func(c *core) {
+		c.ended = slices.DeleteFunc(c.ended, func(realm uint32) bool {
+			empty := c.realms[realm].entries == 1 // the sweep's own
+			if empty {
+				c.leaveRealm(realm)
+			}
+			return empty
+		})
+		n = len(c.ended)
+	})
 	if n == 0 {
 		return
 	}
 	for from := uint32(1); from != 0; {
-		from = p.sweepSlice(from)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	n = min(n, len(c.ended)) // none if the pool was closed meanwhile
-	for _, realm := range c.ended[:n] {
-		c.leaveRealm(realm)
-	}
-	c.ended = c.ended[n:]
-}
-
-// countEnded frees ended realms without entries, and counts the others.
-func (p *Pool) countEnded() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	full := c.ended[:0]
-	for _, n := range c.ended {
-		if c.realms[n].entries == 1 { // the sweep's own
-			c.leaveRealm(n)
-		} else {
-			full = append(full, n)
+		if !p.locked(func(c *core) { from = c.sweep(from) }) {
+			return
 		}
 	}
-	c.ended = full
-	return len(full)
-}
-
-func (p *Pool) sweepSlice(from uint32) (next uint32) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.core.sweep(from)
+	p.locked(func(c *core) {
+		for _, realm := range c.ended[:n] {
+			c.leaveRealm(realm)
+		}
+		c.ended = c.ended[n:]
+	})
 }
 
 // sweep drops entries of ended realms among the next records, and returns the record to continue
