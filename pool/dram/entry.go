@@ -99,10 +99,7 @@ func (c *core) newRecord() uint32 {
 		c.high++
 	}
 	c.recs.All[e] = record{}
-	generation := c.states.All[e].generation + 1
-	if generation == 0 {
-		generation = 1
-	}
+	generation := max((c.states.All[e].generation+1)&^upward, 1) // the highest bit of a ref stays clear
 	c.states.All[e] = recordState{generation: generation}
 	return e
 }

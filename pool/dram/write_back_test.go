@@ -152,3 +152,21 @@ func dropAll(p *Pool, id pool.SpaceID, numbers ...byte) {
 		p.Release(b.Slots, []pool.Status{pool.Corrupt})
 	}
 }
+
+// TestRefsKeepTheirHighestBitClear reuses a record until its generation wraps: a ref never has the
+// bit by which tiers tell their promises.
+func TestRefsKeepTheirHighestBitClear(t *testing.T) {
+	p := reopen(t, Options{Bytes: 64 << 10, SlabBytes: 16 << 10})
+	defer closePool(t, p)
+	id := openSpec(t, p, keptSpec)
+	p.core.states.All[1].generation = 1<<31 - 3
+	for n := range byte(6) {
+		b := lonely(id, n)
+		put(t, p, id, b.Hashes)
+		p.Acquire(b)
+		if ref := b.Slots[0].Ref; ref>>63 != 0 || uint32(ref) != 1 || ref>>32 == 0 {
+			t.Errorf("ref %x", ref)
+		}
+		p.Release(b.Slots, []pool.Status{pool.Corrupt})
+	}
+}

@@ -9,7 +9,7 @@ import (
 )
 
 // promiseBit marks a promise; refs of memory have it clear.
-const promiseBit = pool.Ref(1) << 63
+const promiseBit = pool.Ref(1) << 63 // memory leaves it clear
 
 // promise is an entry that is being brought to memory. Pool.mu guards the fields that change after
 // it was made.
