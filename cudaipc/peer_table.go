@@ -322,8 +322,7 @@ func (p *Peer) Watch() error {
 // ErrPeerDead is the error of a copy with a process that has ended.
 var ErrPeerDead = errors.New("the peer's process has ended")
 
-// Dead reports whether the peer's process has ended; false if it is not watched. A reused process
-// id cannot deceive it.
+// Dead reports whether the peer's process, not a reused number, has ended; false: not watched.
 func (p *Peer) Dead() bool {
 	if p.pidfd < 0 {
 		return false

@@ -55,8 +55,7 @@ func (th *thread) loadStaged(t *task) {
 	th.recycle(l.flight)
 }
 
-// pinAll pins all blocks. If one is not there, or the epoch is over, it returns the status of the
-// others.
+// pinAll pins all blocks; unless all are there and of this epoch, it returns the others' status.
 func (th *thread) pinAll(t *task, l *staged) pool.Status {
 	th.enter(Reserving)
 	status, number := pool.OK, 0
@@ -220,8 +219,7 @@ func (th *thread) finishStage(t *task, l *staged) pool.Status {
 	return pool.OK
 }
 
-// whole compares the sums of the blocks that were copied with those of their saves, and reports
-// whether all are equal.
+// whole compares the sums of the copied blocks with those of their saves; false: some differ.
 func (l *staged) whole() bool {
 	equal := true
 	for i := range l.slots {

@@ -41,8 +41,7 @@ type thread struct {
 	parts []part
 	slots []pool.Slot
 	begun []*flight // batches with copies in flight, oldest first
-	// batches whose copies have ended and that are being checked, or follow such a batch; oldest
-	// first
+	// batches whose copies have ended that are being checked, or follow one; oldest first
 	checking []*flight
 	spares   []*flight // for reuse
 	picker   *picker
@@ -95,8 +94,7 @@ func (th *thread) next() (t *task, closed bool) {
 	return t, w.mu.closed && len(th.queue) == 0
 }
 
-// sweep completes the queued jobs that were cancelled, and after Close all queued jobs. No byte of
-// theirs has been touched.
+// sweep completes the queued jobs that were cancelled, and after Close all, before any is touched.
 func (th *thread) sweep() {
 	w := th.w
 	w.mu.Lock()
@@ -173,8 +171,7 @@ func (t *task) join() {
 	}
 }
 
-// badness orders the statuses of shards: a block of which one was stored and the others existed was
-// stored.
+// badness orders the statuses of shards: a block of which some were stored was stored.
 func badness(s pool.Status) int {
 	if s == pool.Exists {
 		return -1

@@ -11,8 +11,7 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// peer is a cudaipc.Peer and what is open of it on the GPU. It does not change between Import and
-// Close.
+// peer is a cudaipc.Peer and what is open of it on the GPU, unchanged from Import to Close.
 type peer struct {
 	cudaipc.Peer
 	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
@@ -82,8 +81,7 @@ func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
 	return nil
 }
 
-// pieces returns how many of the first elements are one region: pieces of virtual memory have one
-// ID.
+// pieces returns how many of the first elements are one region, by their ID.
 func pieces(list []cudaipc.Region) int {
 	n := 1
 	for n < len(list) && list[n].ID == list[0].ID {
@@ -116,8 +114,7 @@ func (d *Device) openRegion(p *peer, im *cudaipc.Import, parts []cudaipc.Region)
 	return nil, fmt.Errorf("kind %d on a GPU: %w", r.Kind, cudaipc.ErrKind)
 }
 
-// openHandle opens the allocation of a region, unless an earlier region did, and finds the region
-// in it.
+// openHandle opens the allocation of a region, if none before did, and finds the region in it.
 func (d *Device) openHandle(p *peer, r *cudaipc.Region) (*cudaipc.Opened, error) {
 	var handle driver.Handle
 	if copy(handle[:], r.Handle) != len(handle) || len(r.Handle) != len(handle) {
@@ -158,8 +155,7 @@ func withHandleHint(err error) error {
 	return fmt.Errorf("%w: %w: %s", cudaipc.ErrKind, err, hint)
 }
 
-// openWords finds the step and revocation words and opens the events. The words' region cannot be
-// copied from afterwards.
+// openWords finds the words and opens the events. The words' region is none to copy from any more.
 func (d *Device) openWords(p *peer, im *cudaipc.Import) error {
 	s := im.Sync
 	if err := p.PlaceWords(s, cudaipc.CUDAEventCell); err != nil || p.Words == nil {

@@ -1,5 +1,4 @@
-// Package host is the device on the CPU's memory: shared memory in place of a GPU's, with CUDA's
-// rules.
+// Package host is the device on shared memory in place of a GPU's, with CUDA's rules.
 package host
 
 import (
@@ -61,8 +60,7 @@ func Open(o Options) (*Device, error) {
 	return h, nil
 }
 
-// populate maps the arena's pages. It ends at the first refusal; later pages are mapped when they
-// are touched.
+// populate maps the arena's pages up to the first refusal; the others are mapped when touched.
 func (h *Device) populate() {
 	defer close(h.populated)
 	for off := 0; off < len(h.arena); off += populatePiece {
@@ -136,16 +134,14 @@ func (h *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 	return h.table.Done(t, timeout)
 }
 
-// peer is a peer of the host device, with the goroutines that copy for it. The device's lock
-// guards them.
+// peer is a peer of the host device, with its goroutines, which the device's lock guards.
 type peer struct {
 	cudaipc.Peer
 	streams [2]*stream // by Direction, nil until the first copy
 	sampler *sampler   // nil until the first sample
 }
 
-// Import opens the regions of a peer, all or none. It closes every descriptor: a mapping keeps
-// its file.
+// Import opens the regions of a peer, all or none, and closes every descriptor.
 func (h *Device) Import(im cudaipc.Import) error {
 	defer im.CloseRegions()
 	p := &peer{}

@@ -19,8 +19,7 @@ func (h *Device) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	})
 }
 
-// sampler sums the samples of one peer one after the other, on a goroutine of its own. Its peer
-// owns it.
+// sampler sums the samples of its peer one after the other, on a goroutine of its own.
 type sampler struct {
 	work  chan *cudaipc.Summing
 	ended chan struct{}

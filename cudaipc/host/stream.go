@@ -88,8 +88,7 @@ func (s *stream) block(dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, su
 	return sum, nil
 }
 
-// mapped moves runs between a mapped region and the arena. The fast forms sum for free, and so
-// always do.
+// mapped moves runs between a mapped region and the arena. The fast forms always sum, for free.
 func (s *stream) mapped(mem []byte, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
 	err := pagefault.Guard(mem, s.arena, func() {
 		for i := range runs {

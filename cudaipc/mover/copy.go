@@ -135,8 +135,7 @@ func (m *Mover) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	if err := proc.poll(asked, fired); err != nil {
 		return err
 	}
-	// The words are read after the event, so that an event seen as fired proves the step that was
-	// written before it.
+	// After the event, so that one seen as fired proves the step that was written before it.
 	again := make([]cudaipc.Wait, len(asked))
 	for i, w := range asked {
 		again[i] = w

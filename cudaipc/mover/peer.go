@@ -16,8 +16,7 @@ type clientPeer struct {
 	opening, closing bool
 	lost             error // why its mover was lost; nil: it was not
 
-	// Copies in the mover by Direction, and samples (sampleLane), and since which tick none of them
-	// has ended.
+	// Copies in the mover by lane, and since which tick none of them has ended.
 	pending [lanesPerPeer]int
 	since   [lanesPerPeer]int64
 }

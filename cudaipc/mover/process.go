@@ -67,8 +67,7 @@ func (m *Mover) alive() (*process, error) {
 	return m.start()
 }
 
-// aliveFor returns a process for an import. If the import is cancelled, a start in progress
-// continues without it.
+// aliveFor returns a process for an import. If that is cancelled, a start in progress goes on.
 func (m *Mover) aliveFor(im *cudaipc.Import) (*process, error) {
 	var proc *process
 	var err error
@@ -147,8 +146,7 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 	proc.cmd.Env = append(os.Environ(), m.opts.Env...)
 	proc.cmd.Stderr = os.Stderr
 	proc.cmd.ExtraFiles = []*os.File{theirs}
-	// A session of its own: the terminal's signals are the agent's. The parent-death signal is
-	// Run's.
+	// A session of its own: the terminal's signals are the agent's. For Pdeathsig see Run.
 	proc.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
 	return proc, theirs, nil
 }

@@ -65,8 +65,7 @@ func (s *server) watch(d loser) {
 func (s *server) startImport(f *fields, number uint64, fds []int) error {
 	im, err := takeImport(f, fds)
 	if err != nil {
-		// A process that can have no more descriptors gets fewer than were sent: the agent
-		// is not at fault.
+		// A process at its limit of descriptors gets fewer: that is not the agent's fault.
 		closeAll(fds)
 		s.answer(number, fmt.Errorf("%d descriptors arrived: %w", len(fds), err))
 		return nil

@@ -52,8 +52,7 @@ func Run(open OpenDevice) error {
 	return serve(conn, open, func() { time.AfterFunc(endWait, func() { os.Exit(1) }) })
 }
 
-// watchParent ends the connection when the parent-death signal, SIGTERM, comes. A SIGTERM of any
-// other origin is ignored.
+// watchParent ends the connection at the parent-death signal, SIGTERM; others are ignored.
 func watchParent(parent int, terms <-chan os.Signal, ended <-chan struct{}, conn *conn) {
 	for {
 		select {

@@ -52,8 +52,7 @@ func put64(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(
 
 func putText(b []byte, s string) []byte { return append(put32(b, uint32(len(s))), s...) }
 
-// fields decodes these fields. After the first field that is missing or invalid, all others are
-// zero.
+// fields decodes these fields. All are zero after the first that is missing or invalid.
 type fields struct {
 	rest []byte
 	bad  bool
@@ -251,8 +250,7 @@ func takeJSON(f *fields, v any) error {
 // maxHandle is the longest handle of a region that is carried, bytes.
 const maxHandle = 256
 
-// putImport encodes an import and lists its descriptors: the proof's, then the regions' in their
-// order.
+// putImport encodes an import and lists its descriptors: the proof's, then the regions'.
 func putImport(b []byte, number uint64, im *cudaipc.Import) (msg []byte, fds []int) {
 	if im.Proof > 0 {
 		fds = append(fds, im.Proof)
@@ -265,8 +263,7 @@ func putImport(b []byte, number uint64, im *cudaipc.Import) (msg []byte, fds []i
 	return putJSON(b, msgImport, number, im), fds
 }
 
-// takeImport decodes an import. It owns the descriptors unless there is an error; then they stay
-// the caller's.
+// takeImport decodes an import, which owns the descriptors unless there is an error.
 func takeImport(f *fields, fds []int) (im cudaipc.Import, err error) {
 	if err = takeJSON(f, &im); err != nil {
 		return im, err

@@ -166,8 +166,7 @@ func (c *core) drop(e uint32, why pool.Cause) {
 	}
 }
 
-// depart tells that an entry leaves. One of an ended epoch could not be found any more, whatever
-// drops it.
+// depart tells that an entry leaves. One of an ended epoch has left by its reset.
 func (c *core) depart(e uint32, why pool.Cause) {
 	r := &c.recs.All[e]
 	m, words := &c.realms[r.ident.realm()], r.hash.Words()

@@ -8,8 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// Limits of the work that one reservation does under the lock to find room. If they do not suffice,
-// the status is Busy.
+// Limits of the work of one reservation under the lock. If they do not suffice, it is Busy.
 const (
 	maxRepairs  = 16 << 10 // entries moved in the order of eviction
 	maxPartials = 64       // partial entries looked at
@@ -92,8 +91,7 @@ func (c *core) asOld(class int32, oldest uint32) bool {
 	return true
 }
 
-// evictable reports whether an entry is neither held nor has children: a suffix goes before its
-// prefix.
+// evictable reports whether an entry is not held and has no children: a suffix goes first.
 func (c *core) evictable(e uint32) bool { return c.recs.All[e].child == none && !c.held(e) }
 
 // oldest returns the next entry to evict: the least recently used one without children. An older
@@ -139,8 +137,7 @@ func (c *core) lift(e uint32) {
 	c.scratch = path[:0]
 }
 
-// oldestOf returns the first evictable entry with a slot of the class among n entries from the
-// given one on.
+// oldestOf returns the first evictable entry with a slot of the class of n entries from one on.
 func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
 	recs := c.recs.All
 	for e := from; e != none && n > 0; e, n = recs[e].newer, n-1 {
@@ -313,8 +310,7 @@ func (c *core) surelyApart(child, parent uint32) bool {
 	return root != none && root != child
 }
 
-// root returns the first ancestor of e, e itself if it has none, or none if that takes too many
-// steps.
+// root returns the first ancestor of e, or e itself; none if that takes too many steps.
 func (c *core) root(e uint32) uint32 {
 	recs := c.recs.All
 	for ; c.work.steps > 0; c.work.steps-- {

@@ -222,8 +222,7 @@ func (c *core) announce() {
 	c.shown = c.shown[:0]
 }
 
-// announceRun describes the entries of one group from index from on, and returns the index after
-// them.
+// announceRun describes the entries of one group from an index on, and returns the one after them.
 func (c *core) announceRun(in *pool.Insertion, from int) int {
 	id := c.recs.All[c.shown[from]].ident
 	g := c.group(id)
@@ -260,8 +259,7 @@ func addFound(n *advisor.Note, s *offheap.Seed, pr *probe, looked, stored int) {
 	n.Missed = stored < looked && pr.entry[stored] == none
 }
 
-// addRest adds the blocks from index from on, if the one there was missed. It does not need the
-// pool's lock.
+// addRest adds the blocks from an index on, if the one there was missed. It needs no lock.
 func addRest(n *advisor.Note, s *offheap.Seed, h *pool.Hashes, from int) {
 	if n == nil || !n.Missed {
 		return

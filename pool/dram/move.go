@@ -104,8 +104,7 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 	return tenants, held, false
 }
 
-// settleMoves assigns moved entries their new slots, and appends to held those that are held by
-// now.
+// settleMoves assigns moved entries their new slots, and appends to held those that are held now.
 func (c *core) settleMoves(held []tenant) []tenant {
 	for i := range c.moving {
 		m := &c.moving[i]
@@ -141,8 +140,7 @@ func (c *core) settleMove(e uint32, m *move) {
 	c.stats.MovedBytes += uint64(c.slabs.SizeAt(m.to))
 }
 
-// gather gets a slab for a class that an entry lacked, and reports whether it is worth trying the
-// entry again.
+// gather gets a slab for a class that an entry lacked, and reports whether to try the entry again.
 func (p *Pool) gather(g *progress) bool {
 	p.moves.Lock() // one at a time: a reservation that waits here may find room afterwards
 	defer p.endMoves()
@@ -177,8 +175,7 @@ func (p *Pool) gatherStep(taking *gathering, parent pool.Ref) (o outcome) {
 	return o
 }
 
-// empty moves the content of a slab to other slabs, and reports whether the slab is free
-// afterwards.
+// empty moves the content of a slab to others, and reports whether it is free afterwards.
 func (p *Pool) empty(taking *gathering, g *progress) bool {
 	left := taking.tenants
 	var held []tenant

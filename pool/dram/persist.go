@@ -101,8 +101,7 @@ func (c *core) tick() {
 	}
 }
 
-// advanceGeneration starts a new generation of a space in the file. Nothing stored before is
-// restored.
+// advanceGeneration starts a new generation of a space in the file: nothing older is restored.
 func (c *core) advanceGeneration(sp *space) {
 	if f := c.file; f != nil && sp.record != noRecord {
 		if !f.Touch(func() { sp.generation = f.SpaceAt(sp.record).Turn() }) {
@@ -141,8 +140,7 @@ func (c *core) persistSpace(sp *space) {
 	}
 }
 
-// forgetUnopened frees the record of a space that has no entries and has not been opened in this
-// process.
+// forgetUnopened frees the record of a space without entries that this process has not opened.
 func (c *core) forgetUnopened() (n int, ok bool) {
 	for print, sp := range c.unopened {
 		if c.realms[sp.realm].entries > 0 {
@@ -167,8 +165,7 @@ var ErrHeld = arena.ErrHeld
 // ProcessBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
 func ProcessBegan(pid int) uint64 { return arena.ProcessBegan(pid) }
 
-// ListAbandoned finds the pools' files in a directory that no process has open. It skips files that
-// this user may not read.
+// ListAbandoned finds the pools' files in a directory that no process has open.
 func ListAbandoned(dir string) []AbandonedFile { return arena.ListAbandoned(dir) }
 
 // openFile opens a pool whose file outlives the process.
@@ -227,12 +224,10 @@ func (o *Options) core(f *arena.File, page int64, a *advisor.Advisor, r *Recover
 	return c, nil
 }
 
-// noteInterval is how often a pool writes to its file that it is in use, and what its policy
-// learned.
+// noteInterval is how often a pool notes in its file that it is in use, and what it learned.
 const noteInterval = 10 * time.Second
 
-// fileNoter owns the file and writes these notes from a goroutine. It is nil if the pool has no
-// file.
+// fileNoter owns the file and writes these notes from a goroutine; nil: there is no file.
 type fileNoter struct {
 	file    *arena.File
 	advisor *advisor.Advisor

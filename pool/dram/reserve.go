@@ -183,8 +183,7 @@ func (c *core) slot(e uint32, shard uint8) pool.Slot {
 	}
 }
 
-// countBusy counts the blocks of a batch that were refused, of which over because of the owner's
-// budget.
+// countBusy counts the refused blocks of a batch, of which over because of the owner's budget.
 func (p *Pool) countBusy(b *pool.Batch, over int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -215,8 +214,7 @@ func (p *Pool) Peek(b *pool.Batch) {
 	})
 }
 
-// shardStatus returns Exists or InProgress for a shard that is stored or being written, OK for
-// another.
+// shardStatus returns Exists or InProgress for a shard that is stored or being written, else OK.
 func (c *core) shardStatus(e uint32, shard uint8) pool.Status {
 	switch {
 	case c.isPresent(e, shard):

@@ -58,8 +58,7 @@ func (c *core) turnOver(sp *space) bool {
 	return true
 }
 
-// Limits of one slice of a sweep: the records it examines, and those it drops, before it releases
-// the lock.
+// Limits of one slice of a sweep, after which it releases the lock: records examined, and dropped.
 const (
 	sweepLooks = 4096
 	sweepDrops = 256
@@ -107,8 +106,7 @@ func (p *Pool) Sweep() {
 	})
 }
 
-// sweep drops entries of ended realms among the next records, and returns the record to continue
-// at, 0 at the end.
+// sweep drops entries of ended realms, and returns the record to continue at, 0 at the end.
 func (c *core) sweep(from uint32) uint32 {
 	to, dropped := min(c.high, from+sweepLooks), 0
 	for e := from; e < to; e++ {

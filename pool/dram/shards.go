@@ -28,8 +28,7 @@ func fullLife(n int) uint16 {
 	return uint16(1<<n - 1)
 }
 
-// widen prepares a new entry of n shards, and returns the flag of a wide one; false if there is no
-// memory.
+// widen prepares an entry of n shards, and returns the flag of a wide one; false: no memory.
 func (c *core) widen(e uint32, n int) (flag uint32, ok bool) {
 	if n <= inlineShards {
 		return 0, true

@@ -271,8 +271,7 @@ func (p *Pool) stats() pool.Stats {
 	return s
 }
 
-// SpaceEntries implements pool.Memory. It counts the entries of the current epoch, including
-// those that lack shards.
+// SpaceEntries implements pool.Memory. It counts those of this epoch, also without all shards.
 func (p *Pool) SpaceEntries(s pool.SpaceID) (n int64) {
 	p.locked(func(c *core) {
 		if sp := c.space(s); sp != nil {

@@ -117,8 +117,7 @@ func (f *File) open() {
 // Unmap unmaps what OpenFile mapped outside the arena, and writes nothing.
 func (f *File) Unmap() error { return unix.Munmap(f.meta) }
 
-// Close closes the file. Its lock ends with the last descriptor and the last mapping, in this
-// process or another.
+// Close closes the file. Its lock ends with the last descriptor or mapping of any process.
 func (f *File) Close() error {
 	if f == nil {
 		return nil
@@ -150,8 +149,7 @@ func (f *File) Faulted() uint64 { return f.faults.Load() }
 // TimesFull returns how often an area could not grow because the file system was full.
 func (f *File) TimesFull() uint64 { return f.refused }
 
-// State returns, for a file just opened, whether it was made now, and why its content cannot be
-// used.
+// State returns whether a file just opened was made now, and why its content cannot be used.
 func (f *File) State() (made bool, cold string) { return f.made, f.cold }
 
 // Seed returns the seed of the hash table.

@@ -65,8 +65,7 @@ func (f *File) slabAt(n int32) *atomic.Uint64 {
 	return record(f.area(f.layout.Slabs+int64(n)*SlabWordBytes, SlabWordBytes)).word(0)
 }
 
-// Assign writes that a slab is cut into slots, whose headers are all clear; false if there is no
-// memory for them.
+// Assign writes that a slab is cut into slots, whose headers are clear; false: no memory for them.
 func (f *File) Assign(n int32, first, perSlab, slotBytes uint32) bool {
 	if f == nil {
 		return true

@@ -117,8 +117,7 @@ func (f *File) growHeaders(n int) bool {
 	return true
 }
 
-// grow allocates the pages of a range of a sparse area; false, and counted, if the file system is
-// full.
+// grow allocates a range of a sparse area; false, and counted, if the file system is full.
 func (f *File) grow(from, to int64) bool {
 	page := f.layout.page
 	if f.provide(from/page*page, roundUp(to, page)) != nil {
@@ -190,8 +189,7 @@ func meminfo(f files, key string) (int64, error) {
 
 const noLimit = math.MaxInt64
 
-// cgroupLimit returns the smallest memory limit of this process's groups, of cgroup v1 or v2, and
-// its file.
+// cgroupLimit returns the smallest memory limit of this process's groups (v1 or v2), and its file.
 func cgroupLimit(f files) (limit int64, where string) {
 	limit = noLimit
 	file, err := os.Open(f.cgroup)

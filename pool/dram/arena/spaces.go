@@ -59,8 +59,7 @@ func (f *File) SpaceAt(n int) SpaceRecord {
 	return SpaceRecord{f.area(f.layout.Spaces+int64(n)*spaceBytes, spaceBytes)}
 }
 
-// SpacesUsed returns how many records were ever used. Further ones have no memory and must not be
-// accessed.
+// SpacesUsed returns how many records were ever used. Further ones have no memory.
 func (f *File) SpacesUsed() (n int) {
 	f.Touch(func() { n = int(min(f.super.spaces.Load(), MaxSpaces)) })
 	return n
@@ -138,8 +137,7 @@ func (f *File) SavedLearned() (b []byte) {
 	return b
 }
 
-// SaveLearned saves what the policy learned, at most pool.MaxLearned bytes. It needs no lock, but
-// one caller at a time.
+// SaveLearned saves what the policy learned, at most pool.MaxLearned bytes. One caller at a time.
 func (f *File) SaveLearned(b []byte) {
 	f.Touch(func() {
 		if _, number, other := f.learned(); len(b) <= pool.MaxLearned {

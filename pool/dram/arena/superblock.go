@@ -85,8 +85,7 @@ func readSuper(fd int, size int64) (*superblock, error) {
 	return s, nil
 }
 
-// unfit returns why the content of a file of this size cannot be used for a pool of this layout;
-// empty if it can.
+// unfit returns why a file of this size is of no use for a pool of this layout; empty: it is.
 func (s *superblock) unfit(want *Layout, size int64) string {
 	switch format := s.format.Load(); {
 	case format == 0:

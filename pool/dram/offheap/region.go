@@ -43,8 +43,7 @@ func Reserve[T any](n int) (r Region[T], err error) {
 	return r, nil
 }
 
-// Grow makes at least n elements usable; false if the kernel has no memory for them or n is beyond
-// the end.
+// Grow makes at least n elements usable; false: no memory, or n is beyond the end.
 func (r *Region[T]) Grow(n int) bool {
 	if n <= r.usable {
 		return true

@@ -144,8 +144,7 @@ func (s *Slabs) usable(n, class int32) bool {
 	return s.bad.ranges[n] == nil || len(s.badPlaces(n, class)) < int(s.class[class].perSlab)
 }
 
-// usableOf returns the index of the last of these slabs that has a slot for a class; -1 if none
-// has.
+// usableOf returns the index of the last of these slabs with a slot for a class; -1: none.
 func (s *Slabs) usableOf(slabs []int32, class int32) int {
 	for i := len(slabs) - 1; i >= 0; i-- {
 		if s.usable(slabs[i], class) {

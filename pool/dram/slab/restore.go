@@ -134,8 +134,7 @@ func (s *Slabs) Drain(n int32) {
 	s.draining = n
 }
 
-// EndDrain ends draining and reports whether the slab is free now; otherwise its slots are
-// allocated again.
+// EndDrain ends draining, and reports whether the slab is free now or else allocated from again.
 func (s *Slabs) EndDrain(n int32) (emptied bool) {
 	if s.draining != n {
 		return true
