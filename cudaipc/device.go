@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// PeerID, chosen by the caller, names an engine worker: its regions are opened and closed as one.
+// PeerID names an engine worker, as the caller chose: its regions are opened and closed as one.
 type PeerID uint32
 
 // RegionID names a region of a peer, which chooses it.

@@ -15,8 +15,8 @@ func (p *Pool) locked(do func(c *core)) (open bool) {
 	return !p.closed
 }
 
-// strides calls do under the lock for each part of n hashes, and releases the lock between two. In a
-// closed pool do finds nothing.
+// strides calls do under the lock for each part of n hashes, and releases the lock between two. In
+// a closed pool do finds nothing.
 func (p *Pool) strides(n int, do func(c *core, from, to int)) {
 	for from := 0; from < n; from += lockStride {
 		p.stride(from, min(from+lockStride, n), do)

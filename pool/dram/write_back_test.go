@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// coldest are the blocks of a pool that are not held, in the order of eviction, by their first byte.
+// coldest are a pool's blocks that are not held, in the order of eviction, by their first byte.
 func coldest(p *Pool) (out []byte) {
 	c := p.core
 	for e := c.recent.oldest; e != none; e = c.recs.All[e].newer {

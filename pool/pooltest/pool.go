@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Pool is a pool whose slots this process can read and write. One that can verify its own invariants
+// Pool is a pool whose slots this process can read and write. One that can verify its invariants
 // has a method Check() error, which returns the first violation.
 type Pool interface {
 	pool.Index

@@ -30,8 +30,8 @@ type superblock struct {
 	spaces  atomic.Uint64 // records of spaces that were ever used
 	host    [64]byte      // name of the machine or container of that process, zero-padded
 
-	// Pages of the arena that cannot be read, each 0 or a badWord. A word is written once, and stays
-	// until the file is made anew, when it gets other pages.
+	// Pages of the arena that cannot be read, each 0 or a badWord. A word is written once, and
+	// stays until the file is made anew, when it gets other pages.
 	bad [MaxBadPages]atomic.Uint64
 }
 
