@@ -197,7 +197,7 @@ type Device interface {
 // was killed because it hung. All copies of a lost peer have ended, with Bad blocks; its Poll and
 // Copy answer ErrPeer; it must still be closed.
 type Watcher interface {
-	// Watch, called before any Import, sets who is told of each lost peer, once, without a lock.
+	// Watch sets, before any Import, the function that receives each lost peer, once, unlocked.
 	Watch(lost func(PeerID, error))
 }
 

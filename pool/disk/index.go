@@ -47,8 +47,7 @@ type index struct {
 	shard [indexShards]indexShard
 }
 
-// indexShard uses open addressing with linear probing; removal keeps entries as near to their homes
-// as possible.
+// indexShard uses open addressing with linear probing; removal moves entries nearer to their homes.
 type indexShard struct {
 	mu    sync.Mutex
 	raw   []byte

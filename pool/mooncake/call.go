@@ -121,8 +121,7 @@ func (s *Store) tallyDelete(codes []int64) {
 	}
 }
 
-// ask sends an operation for all valid keys, at most maxKeys in a request, and calls tell with the
-// code of each.
+// ask sends an operation for all valid keys, maxKeys at once, and calls tell with each code.
 func (s *Store) ask(ctx context.Context, op operation, keys []pool.Key, tell func(i int, code int64)) error {
 	for from := 0; from < len(keys); from += maxKeys {
 		var names []string

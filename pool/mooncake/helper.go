@@ -20,8 +20,7 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// helper is a process and the requests sent to it. It is used until it is reaped, and not started
-// again.
+// helper is a process, from its start until it is reaped, and the requests sent to it.
 type helper struct {
 	conn    *net.UnixConn
 	cmd     *exec.Cmd

@@ -139,8 +139,7 @@ func (p *storeSpeed) asked(took time.Duration) {
 	p.ask = smooth(p.ask, took.Seconds())
 }
 
-// report returns the bytes a second while fetches ran, and the seconds of a Get, a Put and a
-// question.
+// report returns bytes a second while fetches ran, and seconds of a Get, a Put and a question.
 func (p *storeSpeed) report() (rate, get, put, ask float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -104,8 +104,7 @@ type task struct {
 	put    []origin
 }
 
-// next waits for work: fetches before deletes before puts. It returns an empty task when the pool
-// closes.
+// next waits for work: fetches before deletes before puts; an empty task: the pool closes.
 func (l *level) next() task {
 	p := l.p
 	p.mu.Lock()
@@ -139,8 +138,7 @@ func (l *level) doneWriting() {
 	l.wake.Signal()
 }
 
-// countResult counts the outcome of a call to the store. It opens the breaker after too many
-// failures in a row.
+// countResult counts the outcome of a call to the store, and opens the breaker.
 func (l *level) countResult(ctx context.Context, err error) {
 	switch {
 	case err == nil:
@@ -167,8 +165,7 @@ func (l *level) signal() {
 	}
 }
 
-// monitor waits for the breaker to open or the store to fill up, and brings the store back into
-// use.
+// monitor waits until the breaker opens or the store is full, and brings it back into use.
 func (l *level) monitor(ctx context.Context) {
 	for {
 		select {

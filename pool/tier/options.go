@@ -56,8 +56,7 @@ func ParseWhen(name string) (When, error) {
 	return 0, fmt.Errorf("write: %q, allowed: never, save, second-use", name)
 }
 
-// Tier is one store of a stack and how it is used. Fields left zero take their default, which is
-// the last number given.
+// Tier is one store of a stack and how it is used. A zero field has its default, the last number.
 type Tier struct {
 	Name  string // 1 to 32 of a-z, 0-9 and -, for people and metrics
 	Store pool.Store
@@ -115,8 +114,7 @@ type Options struct {
 	testHook   func()     // nil except in tests; see callTestHook
 }
 
-// DefaultStaging is the size of an agent's Staging in bytes. It is only address space until it is
-// used.
+// DefaultStaging is the size of an agent's Staging in bytes: address space until it is used.
 const DefaultStaging = 256 << 20
 
 func (o *Options) complete(m pool.Memory) (err error) {

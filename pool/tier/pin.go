@@ -84,8 +84,7 @@ func (p *Pool) addShared(w *promise) {
 	}
 }
 
-// parentOf returns the hash before entry i of a chain, also where the view begins after the start
-// of the prompt.
+// parentOf returns the hash before entry i of a chain, also if that is before the view.
 func parentOf(h *pool.Hashes, i int) (parent pool.Hash) {
 	step := max(h.Step, 1)
 	if at := h.First + (i-1)*step; at >= 0 {

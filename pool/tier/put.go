@@ -57,8 +57,7 @@ func (l *level) paced(ctx context.Context, batch []origin) (ended func()) {
 	return l.p.o.Pace(ctx, bytes)
 }
 
-// notStored returns the entries of a batch that the store lacks, or none if the store does not
-// answer.
+// notStored returns the entries of a batch that the store lacks; none if it does not answer.
 func (l *level) notStored(ctx context.Context, batch []origin) (out []origin) {
 	var keys []pool.Key
 	per := 0
@@ -121,8 +120,7 @@ func (p *Pool) copyOut(e *outgoing) bool {
 	for shard := e.sp.spec.Shards - 1; shard >= 0 && whole; shard-- {
 		whole = p.copyShard(e, g, uint8(shard))
 	}
-	// A copy made after a reset has begun may be of the new epoch, and must not go under the old
-	// name.
+	// A copy made during a reset may be of the new epoch, and must not go under the old name.
 	if !whole || e.sp.now.Load() != e.era {
 		p.o.Staging.Return(e.loan)
 		return false
@@ -319,8 +317,7 @@ func (p *Pool) used(s pool.SpaceID, group uint8, h pool.Hashes) {
 	}
 }
 
-// offerUses offers entries that were used again to the tiers that write on second use, until ctx
-// ends.
+// offerUses offers what was used again to the tiers that write on second use, until ctx ends.
 func (p *Pool) offerUses(ctx context.Context) {
 	for {
 		select {

@@ -53,8 +53,7 @@ func (l *level) queueLocked(o origin) {
 	l.wake.Signal()
 }
 
-// queueDelete queues keys to be deleted. Without room it drops them; they will be found damaged
-// again.
+// queueDelete queues keys to be deleted, or without room drops them: they will be found again.
 func (l *level) queueDelete(keys []pool.Key) {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()

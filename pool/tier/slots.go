@@ -19,8 +19,7 @@ type origin struct {
 	era    *era
 }
 
-// maxWriting bounds the recorded shards that are being written to memory. Others are not written to
-// tiers on save.
+// maxWriting bounds the recorded shards being written to memory; others are not written on save.
 const maxWriting = 1 << 20
 
 // Reserve implements pool.Slots.

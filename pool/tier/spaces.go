@@ -114,8 +114,7 @@ func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	return epoch, errors.Join(err, p.endReset(sp.spec.Fingerprint), unsaved)
 }
 
-// CloseSpace implements pool.Spaces. The tiers keep the space's entries, which are found when it
-// is opened again.
+// CloseSpace implements pool.Spaces. The tiers keep the space's entries for its next opening.
 func (p *Pool) CloseSpace(id pool.SpaceID) error {
 	p.spaces.mu.Lock()
 	defer p.spaces.mu.Unlock()

@@ -87,8 +87,7 @@ type entryKey struct {
 	hash  pool.Hash
 }
 
-// Open returns a pool of a memory and tiers, the nearest first. The caller closes both after the
-// pool.
+// Open returns a pool of a memory and tiers, nearest first, which the caller closes after it.
 func Open(m pool.Memory, tiers []Tier, o Options) (*Pool, error) {
 	if err := o.complete(m); err != nil {
 		return nil, err
