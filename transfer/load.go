@@ -24,7 +24,7 @@ func (th *thread) beginLoad(t *task, f *flight, parts []part) pool.Status {
 	for i := range parts {
 		b := th.batch(t, &parts[i])
 		th.w.cfg.Slots.Acquire(&b)
-		th.add(f, &parts[i], &b)
+		th.add(f, &parts[i], &b, false)
 	}
 	// The epoch is read while the blocks are pinned: blocks that were pinned before or in the job's
 	// epoch belong to that epoch.

@@ -54,7 +54,7 @@ func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
 			b.Owner = th.w.cfg.Owner()
 		}
 		th.w.cfg.Slots.Reserve(&b)
-		th.add(f, &p, &b)
+		th.add(f, &p, &b, false)
 	}
 	return pool.OK
 }

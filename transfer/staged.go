@@ -65,40 +65,21 @@ func (th *thread) pinAll(t *task, l *staged) pool.Status {
 			p := part{s, h, 0, len(s.Blocks), t.index(h, number)}
 			b := th.batch(t, &p)
 			th.w.cfg.Slots.Acquire(&b)
-			if !th.addStaged(l, &p, &b) {
+			if !th.add(l.flight, &p, &b, true) {
 				status = Cancelled
 			}
 		}
 		number += len(s.Blocks)
+	}
+	for i := range l.slots {
+		l.first = append(l.first, len(l.rangeSums))
+		l.rangeSums = append(l.rangeSums, make([]uint32, len(l.ranges(i)))...)
 	}
 	if th.stale(t) { // as in beginLoad, while the blocks are pinned
 		t.setFrom(0, pool.Stale)
 		return pool.Stale
 	}
 	return status
-}
-
-// addStaged adds the blocks for which the pool gave slots, and reports whether these are all.
-func (th *thread) addStaged(l *staged, p *part, b *pool.Batch) (all bool) {
-	held := &th.w.held[p.held]
-	key := pool.Key{Space: th.w.cfg.Spec.Fingerprint, Group: p.section.Group, Shard: held.shard}
-	all = true
-	for i, status := range b.Status {
-		if status != pool.OK {
-			all = false
-			continue
-		}
-		key.Hash = pool.MakeHash(b.Hashes.At(i))
-		l.copy.Blocks = append(l.copy.Blocks, cudaipc.Block{Seed: key.Seed(held.plans[p.section.Group].bytes)})
-		l.slots = append(l.slots, b.Slots[i])
-		l.status = append(l.status, pool.OK)
-		l.number = append(l.number, p.first+i)
-		l.where = append(l.where, place{p.held, p.section.Group, p.section.Blocks[p.from+i]})
-		l.first = append(l.first, len(l.rangeSums))
-		l.rangeSums = append(l.rangeSums, make([]uint32, len(l.ranges(len(l.where)-1)))...)
-		l.checked = append(l.checked, false)
-	}
-	return all
 }
 
 func (l *staged) ranges(i int) []stagedRange { return l.held[l.where[i].held][l.where[i].group].ranges }
@@ -315,9 +296,6 @@ func stageGroup(layout *GroupLayout, stages []uint16, count int) stagedGroup {
 	}
 	return g
 }
-
-// Count returns the number of stages.
-func (s *Stages) Count() int { return s.count }
 
 // Staged says how a load is copied by stages.
 type Staged struct {
