@@ -125,7 +125,7 @@ func (h *Device) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 		if p.streams[c.Dir] == nil {
 			p.streams[c.Dir] = startStream(p, h.arena)
 		}
-		p.streams[c.Dir].work <- hostCopy{f, c} // has room for MaxCopies
+		p.streams[c.Dir].work <- hostCopy{f, c}
 	})
 }
 
@@ -137,8 +137,8 @@ func (h *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 // peer is a peer of the host device, with its goroutines, which the device's lock guards.
 type peer struct {
 	cudaipc.Peer
-	streams [2]*stream // by Direction, nil until the first copy
-	sampler *sampler   // nil until the first sample
+	streams [2]*queue[hostCopy]      // by Direction, nil until the first copy
+	sampler *queue[*cudaipc.Summing] // nil until the first sample
 }
 
 // Import opens the regions of a peer, all or none, and closes every descriptor.
@@ -186,9 +186,7 @@ func (p *peer) open(im *cudaipc.Import) error {
 // close ends the idle streams and unmaps. No call reaches the peer any more.
 func (p *peer) close() {
 	for _, s := range p.streams {
-		if s != nil {
-			s.close()
-		}
+		s.close()
 	}
 	p.sampler.close()
 	p.Peer.Close()
