@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// PeerID names an engine worker whose regions are imported and closed together. The caller
-// chooses it.
+// PeerID names an engine worker, as the caller chose: its regions are opened and closed as one.
 type PeerID uint32
 
 // RegionID names a region of a peer, which chooses it.
@@ -59,8 +58,7 @@ type Import struct {
 	// its last copy proves that no process touches them any more. 0 is none. It is owned by the
 	// device from the call of Import on, also when Import fails.
 	Proof int
-	// Sync is where the peer's step word, events and revocation words are; Region 0 with no words:
-	// none.
+	// Sync is where the peer's step word, events and revocation words are; zero: none.
 	Sync *Sync
 	// Cancelled is closed when the peer dies or its session ends. An Import in flight then soon
 	// closes what it has opened and fails. Nil: never. It is not sent to other processes.
@@ -135,8 +133,7 @@ type Run struct {
 	Len       uint32
 }
 
-// Block is the runs of one block in the order of its bytes, and the initial state of its
-// checksum.
+// Block is the runs of one block in the order of its bytes, and the seed of its checksum.
 type Block struct {
 	Runs uint32 // how many of Copy.Runs, after those of the blocks before it
 	Seed uint32
@@ -200,8 +197,7 @@ type Device interface {
 // was killed because it hung. All copies of a lost peer have ended, with Bad blocks; its Poll and
 // Copy answer ErrPeer; it must still be closed.
 type Watcher interface {
-	// Watch sets the function that receives each lost peer, once, with no lock held. It is called
-	// before any Import.
+	// Watch sets, before any Import, the function that receives each lost peer, once, unlocked.
 	Watch(lost func(PeerID, error))
 }
 

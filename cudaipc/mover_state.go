@@ -9,8 +9,7 @@ const (
 	CUDAProbe  = "cuda-probe" // the host's, if a GPU is visible; else an error
 )
 
-// MoverState is the state of a mover, for people and metrics: one process that has engines' memory
-// open.
+// MoverState is the state of a mover, a process with engines' memory open, for people and metrics.
 type MoverState struct {
 	Name        string                `json:"name" label:"mover"`
 	Device      string                `json:"device"`
@@ -82,8 +81,7 @@ type CUDAInfo struct {
 
 	Arena  int64 // bytes
 	Pinned int64 `metric:"gpu_pool_pinned_bytes"` // of these
-	// Refused are bytes that the driver does not pin; their copies go through the rings, and cost
-	// more.
+	// Refused are bytes that the driver does not pin; their copies go through the slower rings.
 	Refused    int64   `metric:"gpu_pool_refused_bytes"`
 	PinError   string  // why; it may pass, if a call has not returned for long (MaxPinCall) and does in the end
 	PinDone    bool    // nothing more will be pinned

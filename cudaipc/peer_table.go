@@ -215,7 +215,7 @@ func (t *Tickets[F]) Await(lock *sync.RWMutex, ticket Ticket, timeout time.Durat
 		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
 	}
 	f := open.base()
-	if !waitClosed(f.done, timeout) {
+	if !ClosesWithin(f.done, timeout) {
 		return Done{}, false, nil
 	}
 	lock.Lock()
@@ -237,8 +237,8 @@ func (d *Done) MarkBad(i, n int, err error) {
 	d.Bad[i] = true
 }
 
-// waitClosed waits for a channel to be closed. With timeout 0 or less it does not wait.
-func waitClosed(c <-chan struct{}, timeout time.Duration) bool {
+// ClosesWithin waits for a channel to be closed. With timeout 0 or less it does not wait.
+func ClosesWithin(c <-chan struct{}, timeout time.Duration) bool {
 	select {
 	case <-c:
 		return true
@@ -274,10 +274,11 @@ type Peer struct {
 
 func (p *Peer) base() *Peer { return p }
 
-// Prepare makes a peer that has nothing open yet.
-func (p *Peer) Prepare(im *Import) {
+// Prepare makes a peer that has nothing open yet, and checks what does not depend on the device.
+func (p *Peer) Prepare(im *Import) error {
 	p.ID, p.Pid, p.pidfd = im.Peer, im.Pid, -1
 	p.Regions, p.tickets = map[RegionID]*Opened{}, map[Ticket]struct{}{}
+	return im.check()
 }
 
 // Hold keeps a peer open until Release: while it is held, Close is ErrBusy.
@@ -321,8 +322,7 @@ func (p *Peer) Watch() error {
 // ErrPeerDead is the error of a copy with a process that has ended.
 var ErrPeerDead = errors.New("the peer's process has ended")
 
-// Dead reports whether the peer's process has ended; false if it is not watched. A reused process
-// id cannot deceive it.
+// Dead reports whether the peer's process, not a reused number, has ended; false: not watched.
 func (p *Peer) Dead() bool {
 	if p.pidfd < 0 {
 		return false

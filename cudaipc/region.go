@@ -11,8 +11,7 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// Opened is an imported region: mapped here (Mem), or at an address of the peer's process or of a
-// GPU.
+// Opened is an imported region: mapped here (Mem), or at an address of the peer or of a GPU.
 type Opened struct {
 	Size uint64
 	Mem  []byte // KindFD
@@ -26,8 +25,7 @@ func (r *Opened) Close() {
 	}
 }
 
-// MapFD maps size bytes of a file that must live in memory: a page of another file system may
-// take any time to load.
+// MapFD maps size bytes of a file in memory: a page of another file system may take long to load.
 func MapFD(fd int, size int64) ([]byte, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil {
@@ -65,6 +63,30 @@ func (im *Import) OnGPU() bool {
 		}
 	}
 	return false
+}
+
+// check checks the numbers and sizes of the regions. One number may be there again for a further
+// piece of virtual memory alone, next to the piece before.
+func (im *Import) check() error {
+	if len(im.Regions) > MaxRegions {
+		return fmt.Errorf("%d regions and pieces, at most %d: %w", len(im.Regions), MaxRegions, ErrRange)
+	}
+	var total uint64
+	last := map[RegionID]int{}
+	for i := range im.Regions {
+		r := &im.Regions[i]
+		if r.Size == 0 || r.Size > MaxPeerBytes-total {
+			return fmt.Errorf("region %d: %d bytes after %d, allowed: 1 to %d in all: %w", r.ID, r.Size, total,
+				int64(MaxPeerBytes), ErrRange)
+		}
+		total += r.Size
+		if before, twice := last[r.ID]; twice && (before != i-1 || r.Kind != KindCUDAFD ||
+			im.Regions[before].Kind != KindCUDAFD) {
+			return fmt.Errorf("region %d: it is there twice: %w", r.ID, ErrRange)
+		}
+		last[r.ID] = i
+	}
+	return nil
 }
 
 // CloseRegions closes the descriptors of an import's regions.
@@ -193,8 +215,7 @@ func fired(mem []byte, off uint64) bool {
 	return done >= atomic.LoadUint64(Word64(mem, off))
 }
 
-// check checks the places of a peer's words, with event cells of cell bytes, against the size of
-// their region.
+// check checks the places of a peer's words, with event cells of cell bytes, in their region.
 func (s *Sync) check(size, cell uint64) error {
 	if err := words("step", s.StepOff, 1, 8, 8, size); err != nil {
 		return err
@@ -264,8 +285,7 @@ func (p *Peer) PollWords(w *Wait, s *State) error {
 	return nil
 }
 
-// read loads the event before the step word: an event seen as fired then proves the step that was
-// written before it.
+// read loads the event before the step word: a fired one then proves the step written before it.
 func (p *Peer) read(w *Wait, s *State) {
 	if w.Event != None {
 		s.Fired = fired(p.Words, p.sync.EventsOff+uint64(w.Event)*EventCell)

@@ -51,8 +51,7 @@ type Stretch struct {
 	Off uint64
 }
 
-// ReadPeer fills a slice with the bytes of a stretch. Once it has returned, the peer's memory is
-// not read any more.
+// ReadPeer fills a slice with the bytes of a stretch. Nothing is read after it has returned.
 type ReadPeer func(from Stretch, into []byte) error
 
 // Summing is a sample from its submission until Done has reported its end.

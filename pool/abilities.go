@@ -27,11 +27,6 @@ type Memory interface {
 	// the pool's.
 	Arena() (base []byte, fd int)
 
-	// Coldest fills out with entries that may be evicted next and are not held, and returns their
-	// number: the least recently used, about in their order. Where the policy may evict others as
-	// well, some of these are included, so that repeated calls cover all. It changes neither the
-	// entries nor the order of eviction.
-	Coldest(out []Cold) int
 	// ReadWithoutTouch acquires, reads and releases each entry in turn, with the status that read
 	// returns, without counting it as a use: an entry that was not used otherwise meanwhile keeps
 	// its place in the order of eviction. No lock is held while read runs.

@@ -138,13 +138,6 @@ type TierStatus struct {
 	AskSeconds   float64 `json:"ask_seconds" metric:"tier_seconds{op=ask}"`
 }
 
-// Cold is an entry that is among the next to be evicted.
-type Cold struct {
-	Space SpaceID
-	Group uint8
-	Hash  Hash
-}
-
 // Exposed is how other nodes read this one's arena by one-sided reads.
 type Exposed struct {
 	Protocol string // "tcp" or "rdma"

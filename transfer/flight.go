@@ -97,17 +97,22 @@ func (th *thread) recycle(f *flight) {
 	th.spares = append(th.spares, f)
 }
 
-// add adds the blocks for which the pool gave slots to the copy.
-func (th *thread) add(f *flight, p *part, b *pool.Batch) {
+// add adds the blocks for which the pool gave slots, and unless they are of a staged load their
+// runs to the copy. It reports whether these are all blocks.
+func (th *thread) add(f *flight, p *part, b *pool.Batch, isStaged bool) (all bool) {
 	held := &th.w.held[p.held]
 	plan := &held.plans[p.section.Group]
 	key := pool.Key{Space: th.w.cfg.Spec.Fingerprint, Group: p.section.Group, Shard: held.shard}
+	all = true
 	for i, status := range b.Status {
 		if status != pool.OK {
+			all = false
 			continue
 		}
 		before := len(f.copy.Runs)
-		f.copy.Runs = plan.runs(f.copy.Runs, p.section.Blocks[p.from+i], b.Slots[i].Off)
+		if !isStaged {
+			f.copy.Runs = plan.runs(f.copy.Runs, p.section.Blocks[p.from+i], b.Slots[i].Off)
+		}
 		key.Hash = pool.MakeHash(b.Hashes.At(i))
 		f.copy.Blocks = append(f.copy.Blocks,
 			cudaipc.Block{Runs: uint32(len(f.copy.Runs) - before), Seed: key.Seed(plan.bytes)})
@@ -117,6 +122,7 @@ func (th *thread) add(f *flight, p *part, b *pool.Batch) {
 		f.where = append(f.where, place{p.held, p.section.Group, p.section.Blocks[p.from+i]})
 		f.checked = append(f.checked, false)
 	}
+	return all
 }
 
 // awaitCopy waits without a time limit for the flight's copy to end. It marks the blocks that were

@@ -5,7 +5,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// load executes a load.
 func (th *thread) load(t *task) {
 	if th.stale(t) {
 		t.setFrom(0, pool.Stale)
@@ -25,7 +24,7 @@ func (th *thread) beginLoad(t *task, f *flight, parts []part) pool.Status {
 	for i := range parts {
 		b := th.batch(t, &parts[i])
 		th.w.cfg.Slots.Acquire(&b)
-		th.add(f, &parts[i], &b)
+		th.add(f, &parts[i], &b, false)
 	}
 	// The epoch is read while the blocks are pinned: blocks that were pinned before or in the job's
 	// epoch belong to that epoch.

@@ -8,8 +8,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// plan is a group's layout with adjacent segments merged, so that a block needs as few runs as
-// possible.
+// plan is a group's layout with adjacent segments merged, so that a block needs few runs.
 type plan struct {
 	blocks   uint32
 	bytes    uint32 // of one block
@@ -56,16 +55,14 @@ func (p *plan) runs(to []cudaipc.Run, block uint32, off int64) []cudaipc.Run {
 	return to
 }
 
-// Segment locates one piece of every block of a group: block b's piece is the Bytes bytes at Offset
-// + b*Stride of Region.
+// Segment locates a piece of every block of a group: that of block b is at Offset + b*Stride.
 type Segment struct {
 	Region         cudaipc.RegionID
 	Offset, Stride uint64
 	Bytes          uint32
 }
 
-// GroupLayout is one KV cache group of a worker: block b is the concatenation of its segments'
-// pieces.
+// GroupLayout is one KV cache group of a worker: a block is the pieces of its segments in order.
 type GroupLayout struct {
 	NumBlocks uint32
 	Segments  []Segment

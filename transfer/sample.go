@@ -100,8 +100,7 @@ func (th *thread) check(f *flight) bool {
 	return th.picker.every > 0 && th.startSamples(f, th.picker.next)
 }
 
-// startSamples starts the check of the chosen blocks among those that were copied and not checked
-// before.
+// startSamples starts the check of the chosen blocks that were copied and not checked before.
 func (th *thread) startSamples(f *flight, chosen func() bool) bool {
 	for i, status := range f.status {
 		if status != pool.OK || f.checked[i] || !chosen() {
@@ -140,8 +139,7 @@ type summed struct {
 	bad    bool
 }
 
-// sums waits for the end of all of a flight's samples, before which the engine may not reuse its
-// memory.
+// sums waits for a flight's samples, before whose end the engine may not reuse its memory.
 func (th *thread) sums(f *flight) []summed {
 	if len(f.samples) == 0 {
 		return nil
@@ -207,7 +205,6 @@ func (th *thread) slotSum(f *flight, s *summed) (sum uint32, ok bool) {
 	return th.sumSlot(f, s.number)
 }
 
-// sumSlot returns the sum of a slot's current bytes.
 func (th *thread) sumSlot(f *flight, number int) (sum uint32, ok bool) {
 	s := &f.slots[number]
 	sum, err := cudaipc.SumBytes(f.copy.Blocks[number].Seed, th.w.cfg.Sampling.Arena, s.Off, int64(s.Len))
@@ -234,7 +231,6 @@ func (th *thread) mismatch(t *task, f *flight, s *summed, slot uint32) {
 	}
 }
 
-// hash returns the hash of a block of the job, by its number.
 func (j *Job) hash(number int) []byte {
 	for i := range j.Sections {
 		h := &j.Sections[i].Hashes

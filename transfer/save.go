@@ -54,7 +54,7 @@ func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
 			b.Owner = th.w.cfg.Owner()
 		}
 		th.w.cfg.Slots.Reserve(&b)
-		th.add(f, &p, &b)
+		th.add(f, &p, &b, false)
 	}
 	return pool.OK
 }
@@ -81,7 +81,9 @@ func (th *thread) finishSave(t *task, f *flight, before pool.Status) pool.Status
 // could store blocks that lack the first shard.
 func (t *task) room(p, first *part) int {
 	n := p.to - p.from
-	if t.afterBusy(p) {
+	// Blocks after one without room could not be found, and room for them would be made by evicting
+	// the chain's own beginning.
+	if p.from > 0 && t.shards[p.first-1] == pool.Busy {
 		return 0
 	}
 	if p.held > 0 {
@@ -90,12 +92,6 @@ func (t *task) room(p, first *part) int {
 		}
 	}
 	return n
-}
-
-// afterBusy reports whether the block before the part found no room. The blocks after it could not
-// be found, and room for them would be made by evicting the chain's own beginning.
-func (t *task) afterBusy(p *part) bool {
-	return p.from > 0 && t.shards[p.first-1] == pool.Busy
 }
 
 // confirm checks, after the copy and its check and before the commit, that the engine still wants

@@ -30,7 +30,6 @@ type staged struct {
 // stageCursor is the start of the next batch of a staged load.
 type stageCursor struct{ stage, block, rng int } // rng is an index of stagedGroup.byStage
 
-// loadStaged executes a staged load.
 func (th *thread) loadStaged(t *task) {
 	l := &staged{Staged: t.job.Staged, flight: th.spare()}
 	status := th.pinAll(t, l)
@@ -46,23 +45,17 @@ func (th *thread) loadStaged(t *task) {
 		}
 	}
 	if status != pool.OK {
-		l.fail(status)
+		for i := range l.status {
+			if l.status[i] == pool.OK {
+				l.status[i] = status
+			}
+		}
 	}
 	th.release(t, l.flight)
 	th.recycle(l.flight)
 }
 
-// fail gives all blocks that have no status of their own one.
-func (l *staged) fail(s pool.Status) {
-	for i := range l.status {
-		if l.status[i] == pool.OK {
-			l.status[i] = s
-		}
-	}
-}
-
-// pinAll pins all blocks. If one is not there, or the epoch is over, it returns the status of the
-// others.
+// pinAll pins all blocks; unless all are there and of this epoch, it returns the others' status.
 func (th *thread) pinAll(t *task, l *staged) pool.Status {
 	th.enter(Reserving)
 	status, number := pool.OK, 0
@@ -72,11 +65,15 @@ func (th *thread) pinAll(t *task, l *staged) pool.Status {
 			p := part{s, h, 0, len(s.Blocks), t.index(h, number)}
 			b := th.batch(t, &p)
 			th.w.cfg.Slots.Acquire(&b)
-			if !th.addStaged(l, &p, &b) {
+			if !th.add(l.flight, &p, &b, true) {
 				status = Cancelled
 			}
 		}
 		number += len(s.Blocks)
+	}
+	for i := range l.slots {
+		l.first = append(l.first, len(l.rangeSums))
+		l.rangeSums = append(l.rangeSums, make([]uint32, len(l.ranges(i)))...)
 	}
 	if th.stale(t) { // as in beginLoad, while the blocks are pinned
 		t.setFrom(0, pool.Stale)
@@ -85,30 +82,6 @@ func (th *thread) pinAll(t *task, l *staged) pool.Status {
 	return status
 }
 
-// addStaged adds the blocks for which the pool gave slots, and reports whether these are all.
-func (th *thread) addStaged(l *staged, p *part, b *pool.Batch) (all bool) {
-	held := &th.w.held[p.held]
-	key := pool.Key{Space: th.w.cfg.Spec.Fingerprint, Group: p.section.Group, Shard: held.shard}
-	all = true
-	for i, status := range b.Status {
-		if status != pool.OK {
-			all = false
-			continue
-		}
-		key.Hash = pool.MakeHash(b.Hashes.At(i))
-		l.copy.Blocks = append(l.copy.Blocks, cudaipc.Block{Seed: key.Seed(held.plans[p.section.Group].bytes)})
-		l.slots = append(l.slots, b.Slots[i])
-		l.status = append(l.status, pool.OK)
-		l.number = append(l.number, p.first+i)
-		l.where = append(l.where, place{p.held, p.section.Group, p.section.Blocks[p.from+i]})
-		l.first = append(l.first, len(l.rangeSums))
-		l.rangeSums = append(l.rangeSums, make([]uint32, len(l.ranges(len(l.where)-1)))...)
-		l.checked = append(l.checked, false)
-	}
-	return all
-}
-
-// ranges returns the ranges of a block.
 func (l *staged) ranges(i int) []stagedRange { return l.held[l.where[i].held][l.where[i].group].ranges }
 
 // copyStages copies all stages. As in batches, the next copies begin while the oldest is in flight;
@@ -227,8 +200,7 @@ func (th *thread) finishStage(t *task, l *staged) pool.Status {
 	return pool.OK
 }
 
-// whole compares the sums of the blocks that were copied with those of their saves, and reports
-// whether all are equal.
+// whole compares the sums of the copied blocks with those of their saves; false: some differ.
 func (l *staged) whole() bool {
 	equal := true
 	for i := range l.slots {
@@ -325,9 +297,6 @@ func stageGroup(layout *GroupLayout, stages []uint16, count int) stagedGroup {
 	return g
 }
 
-// Count returns the number of stages.
-func (s *Stages) Count() int { return s.count }
-
 // Staged says how a load is copied by stages.
 type Staged struct {
 	*Stages
@@ -337,7 +306,6 @@ type Staged struct {
 	Word uint64
 }
 
-// check returns an error if a staged load does not fit the worker.
 func (s *Staged) check(w *Worker, job *Job) error {
 	switch {
 	case job.Kind != Load:

@@ -62,14 +62,6 @@ func (th *thread) enter(p Phase) {
 
 func (th *thread) enterLocked(p Phase) { th.phase, th.since = p, time.Now() }
 
-func (c *Counts) add(t *task) {
-	c.Jobs++
-	c.Bytes += uint64(t.bytes)
-	for _, s := range t.status {
-		c.Blocks[min(s, Off)]++
-	}
-}
-
 // Times are the parts of a job's time from Submit to its completion, which together they are.
 type Times struct {
 	Step   time.Duration // waiting for the engine's step and event

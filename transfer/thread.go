@@ -41,19 +41,11 @@ type thread struct {
 	parts []part
 	slots []pool.Slot
 	begun []*flight // batches with copies in flight, oldest first
-	// batches whose copies have ended and that are being checked, or follow such a batch; oldest
-	// first
+	// batches whose copies have ended that are being checked, or follow one; oldest first
 	checking []*flight
 	spares   []*flight // for reuse
 	picker   *picker
 	summed   []summed
-}
-
-func newThread(w *Worker, kind Kind) *thread {
-	return &thread{
-		w: w, kind: kind, wake: make(chan struct{}, 1), phase: Idle, since: time.Now(),
-		picker: newPicker(&w.cfg.Sampling, kind),
-	}
 }
 
 func (th *thread) signal() {
@@ -102,8 +94,7 @@ func (th *thread) next() (t *task, closed bool) {
 	return t, w.mu.closed && len(th.queue) == 0
 }
 
-// sweep completes the queued jobs that were cancelled, and after Close all queued jobs. No byte of
-// theirs has been touched.
+// sweep completes the queued jobs that were cancelled, and after Close all, before any is touched.
 func (th *thread) sweep() {
 	w := th.w
 	w.mu.Lock()
@@ -131,7 +122,12 @@ func (th *thread) complete(t *task) {
 	t.join()
 	w.mu.Lock()
 	delete(w.mu.jobs, t.job.ID)
-	th.counts.add(t)
+	c := &th.counts
+	c.Jobs++
+	c.Bytes += uint64(t.bytes)
+	for _, s := range t.status {
+		c.Blocks[min(s, Off)]++
+	}
 	if th.job == t {
 		th.enterLocked(Completing)
 	}
@@ -146,7 +142,6 @@ func (th *thread) complete(t *task) {
 	w.mu.Unlock()
 }
 
-// index returns the index in shards of a block of one of the shards held.
 func (t *task) index(held, number int) int { return held*len(t.status) + number }
 
 // setFrom sets the status of all shards of the blocks from number i on.
@@ -176,8 +171,7 @@ func (t *task) join() {
 	}
 }
 
-// badness orders the statuses of shards: a block of which one was stored and the others existed was
-// stored.
+// badness orders the statuses of shards: a block of which some were stored was stored.
 func badness(s pool.Status) int {
 	if s == pool.Exists {
 		return -1

@@ -67,8 +67,7 @@ type Completion struct {
 // ErrBusy is returned when a queue is full: the caller counts and skips.
 var ErrBusy = errors.New("queue full")
 
-// ErrInvalid is wrapped by Submit's error for a job that names blocks or groups that the worker
-// does not have.
+// ErrInvalid is wrapped by Submit's error for a job that names what the worker does not have.
 var ErrInvalid = errors.New("invalid job")
 
 // Limits of one worker.
@@ -109,11 +108,9 @@ type Config struct {
 	Integrity Integrity
 	Sampling  Sampling
 	Lanes     *Lanes // shared by all workers of a device
-	// Pacer limits the saves that can be revoked; nil: nothing is limited. All workers of a device
-	// share it.
+	// Pacer, shared by a device's workers, limits saves that can be revoked; nil: no limit.
 	Pacer *pace.Pacer
-	// Awaited reports whether somebody waits for the worker's saves, which are then not limited;
-	// nil: nobody does.
+	// Awaited reports whether somebody waits for the saves, which are then not limited; may be nil.
 	Awaited func() bool
 	// Refusable: what is saved is for memory alone, which may refuse blocks that nobody waits for.
 	Refusable bool
@@ -132,8 +129,7 @@ type Held struct {
 // Integrity is the level at which loads are checked.
 type Integrity uint8
 
-// The levels. Header compares key, generation and length; Full adds a content checksum made at
-// save.
+// The levels. Header compares key, generation and length; Full also a checksum made at the save.
 const (
 	Full Integrity = iota
 	Header

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
@@ -47,7 +48,10 @@ func Start(cfg Config) (*Worker, error) {
 	w.mu.jobs = map[uint64]*task{}
 	w.mu.seen = make([]uint64, (uint64(most)+63)/64)
 	for _, kind := range []Kind{Save, Load} {
-		th := newThread(w, kind)
+		th := &thread{
+			w: w, kind: kind, wake: make(chan struct{}, 1), phase: Idle, since: time.Now(),
+			picker: newPicker(&w.cfg.Sampling, kind),
+		}
 		w.mu.threads[kind] = th
 		w.ended.Go(th.run)
 	}

@@ -53,7 +53,6 @@ func newWorldOf(t testing.TB, bytes, budget int64) *world {
 		if st := p.Stats(); st.Pinned != 0 || w.ledger.Report().PinnedBytes != 0 {
 			t.Errorf("%d bytes are pinned after Close, the ledger has %+v", st.Pinned, w.ledger.Report())
 		}
-		check(t, p.Check())
 		check(t, p.Close())
 	})
 	return w

@@ -14,8 +14,7 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// flight is a cudaipc.Flight and what it waits for: its chunks and its sums. Its lane owns the
-// fields marked (lane).
+// flight is a cudaipc.Flight, its chunks and its sums. Its lane owns what is marked (lane).
 type flight struct {
 	*cudaipc.Flight
 	of        *peer
@@ -37,8 +36,7 @@ type flight struct {
 // sum after the last byte has arrived.
 const sumBytes = 2 << 20
 
-// most returns about how many bytes one chunk of the flight has, and how many one call has at
-// most.
+// most returns about how many bytes a chunk of the flight has, and at most one call.
 func (f *flight) most() (chunk, call uint64) {
 	if f.copy.Sum && f.copy.Dir == cudaipc.Gather {
 		return sumBytes, sumBytes
@@ -166,8 +164,7 @@ func (f *flight) copyGuarded(arena, dst, src []byte, off uint64) {
 	}
 }
 
-// markFaults marks the blocks with bytes in faults as bad. Nothing of the flight is in flight any
-// more.
+// markFaults marks the blocks with bytes in faults as bad, when all copies have ended.
 func (f *flight) markFaults() {
 	if f.faults.err == nil {
 		return

@@ -139,8 +139,7 @@ func (d *Device) shut() error {
 	return errors.Join(errs...)
 }
 
-// Close closes a peer, or with AllPeers the device. It closes a lost device without calling the
-// driver.
+// Close closes a peer, or with AllPeers the device; a lost one without calling the driver.
 func (d *Device) Close(id cudaipc.PeerID) error {
 	lost := d.alive()
 	if lost != nil && id != cudaipc.AllPeers {
@@ -169,8 +168,7 @@ func (d *Device) Close(id cudaipc.PeerID) error {
 // Lost returns a channel that is closed once no call of the device can succeed any more.
 func (d *Device) Lost() <-chan struct{} { return d.lost.ch }
 
-// LostBy returns ErrLost with the driver's error that caused the loss, or nil while the device is
-// not lost.
+// LostBy returns ErrLost with the driver's error that caused the loss, or nil before.
 func (d *Device) LostBy() error { return d.alive() }
 
 // alive returns the error of a lost device, nil before.

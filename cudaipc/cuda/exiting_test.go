@@ -20,7 +20,7 @@ func sleeperPeer(tb testing.TB) (*peer, *exec.Cmd) {
 	}
 	tb.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }) // it may have ended
 	p := &peer{statm: -1}
-	p.Prepare(&cudaipc.Import{Pid: cmd.Process.Pid})
+	_ = p.Prepare(&cudaipc.Import{Pid: cmd.Process.Pid})
 	if err := p.Watch(); err != nil {
 		tb.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestCUDADying(t *testing.T) {
 		t.Error("a reaped process is not dying")
 	}
 	unwatched := &peer{statm: -1}
-	unwatched.Prepare(&cudaipc.Import{Pid: cmd.Process.Pid})
+	_ = unwatched.Prepare(&cudaipc.Import{Pid: cmd.Process.Pid})
 	if unwatched.exiting() {
 		t.Error("a process that is not watched is dying")
 	}

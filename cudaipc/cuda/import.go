@@ -11,8 +11,7 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// peer is a cudaipc.Peer and what is open of it on the GPU. It does not change between Import and
-// Close.
+// peer is a cudaipc.Peer and what is open of it on the GPU, unchanged from Import to Close.
 type peer struct {
 	cudaipc.Peer
 	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
@@ -26,9 +25,11 @@ type peer struct {
 func (d *Device) Import(im cudaipc.Import) error {
 	defer im.CloseRegions()
 	p := &peer{allocations: map[driver.Handle]driver.Addr{}, statm: -1}
-	p.Prepare(&im)
+	err := p.Prepare(&im)
 	p.Proof = im.Proof
-	err := d.alive()
+	if lost := d.alive(); lost != nil {
+		err = lost
+	}
 	if err == nil {
 		d.opener.Do(func() { err = d.openOnGPU(p, &im) })
 	}
@@ -57,29 +58,14 @@ func (d *Device) openOnGPU(p *peer, im *cudaipc.Import) error {
 }
 
 func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
-	if len(im.Regions) > cudaipc.MaxRegions+MaxPieces {
-		return fmt.Errorf("%d regions and pieces, at most %d: %w", len(im.Regions), cudaipc.MaxRegions+MaxPieces,
-			cudaipc.ErrRange)
-	}
-	var total uint64
 	for left := im.Regions; len(left) > 0; {
 		n := pieces(left)
-		if p.Regions[left[0].ID] != nil {
-			return fmt.Errorf("region %d is there twice: %w", left[0].ID, cudaipc.ErrRange)
-		}
-		if len(p.Regions) == cudaipc.MaxRegions {
-			return fmt.Errorf("more than %d regions: %w", cudaipc.MaxRegions, cudaipc.ErrRange)
-		}
 		r, err := d.openRegion(p, im, left[:n])
 		if err == nil {
 			p.Regions[left[0].ID], err = r, im.CheckCancelled()
 		}
 		if err != nil {
 			return fmt.Errorf("region %d: %w", left[0].ID, err)
-		}
-		if total += r.Size; total > cudaipc.MaxPeerBytes {
-			return fmt.Errorf("region %d: more than %d bytes in all: %w", left[0].ID, int64(cudaipc.MaxPeerBytes),
-				cudaipc.ErrRange)
 		}
 		left = left[n:]
 	}
@@ -95,12 +81,10 @@ func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
 	return nil
 }
 
-// pieces returns how many of the first elements are one region: pieces of virtual memory have one
-// ID.
+// pieces returns how many of the first elements are one region, by their ID.
 func pieces(list []cudaipc.Region) int {
 	n := 1
-	for list[0].Kind == cudaipc.KindCUDAFD && n < len(list) && list[n].Kind == cudaipc.KindCUDAFD &&
-		list[n].ID == list[0].ID {
+	for n < len(list) && list[n].ID == list[0].ID {
 		n++
 	}
 	return n
@@ -109,12 +93,6 @@ func pieces(list []cudaipc.Region) int {
 // openRegion opens a region of one element, or of the pieces of virtual memory.
 func (d *Device) openRegion(p *peer, im *cudaipc.Import, parts []cudaipc.Region) (*cudaipc.Opened, error) {
 	r := &parts[0]
-	for i := range parts {
-		if size := parts[i].Size; size == 0 || size > cudaipc.MaxPeerBytes {
-			return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", size, int64(cudaipc.MaxPeerBytes),
-				cudaipc.ErrRange)
-		}
-	}
 	if (r.Kind == cudaipc.KindCUDA || r.Kind == cudaipc.KindCUDAFD) && im.GPU != cudaipc.UUID(d.gpu.UUID) {
 		return nil, fmt.Errorf("it is on GPU %s, this device is GPU %s: "+
 			"an engine and its agent's device are matched by UUID: %w",
@@ -136,8 +114,7 @@ func (d *Device) openRegion(p *peer, im *cudaipc.Import, parts []cudaipc.Region)
 	return nil, fmt.Errorf("kind %d on a GPU: %w", r.Kind, cudaipc.ErrKind)
 }
 
-// openHandle opens the allocation of a region, unless an earlier region did, and finds the region
-// in it.
+// openHandle opens the allocation of a region, if none before did, and finds the region in it.
 func (d *Device) openHandle(p *peer, r *cudaipc.Region) (*cudaipc.Opened, error) {
 	var handle driver.Handle
 	if copy(handle[:], r.Handle) != len(handle) || len(r.Handle) != len(handle) {
@@ -178,8 +155,7 @@ func withHandleHint(err error) error {
 	return fmt.Errorf("%w: %w: %s", cudaipc.ErrKind, err, hint)
 }
 
-// openWords finds the step and revocation words and opens the events. The words' region cannot be
-// copied from afterwards.
+// openWords finds the words and opens the events. The words' region is none to copy from any more.
 func (d *Device) openWords(p *peer, im *cudaipc.Import) error {
 	s := im.Sync
 	if err := p.PlaceWords(s, cudaipc.CUDAEventCell); err != nil || p.Words == nil {
@@ -264,10 +240,7 @@ func (d *Device) openVirtual(p *peer, im *cudaipc.Import, parts []cudaipc.Region
 			return nil, fmt.Errorf("piece %d: %d bytes, want a multiple of %d: %w", i, parts[i].Size, granule,
 				cudaipc.ErrRange)
 		}
-		if size += parts[i].Size; size > cudaipc.MaxPeerBytes {
-			return nil, fmt.Errorf("piece %d: more than %d bytes in all: %w", i, int64(cudaipc.MaxPeerBytes),
-				cudaipc.ErrRange)
-		}
+		size += parts[i].Size
 	}
 	v, err := driver.NewRange(driver.Whole(size, granule))
 	if err != nil {
@@ -284,7 +257,6 @@ func (d *Device) openVirtual(p *peer, im *cudaipc.Import, parts []cudaipc.Region
 	return &cudaipc.Opened{Size: size, Addr: uint64(v.Start)}, nil
 }
 
-// fill maps the pieces of a region into its range.
 func fill(v *driver.Range, im *cudaipc.Import, parts []cudaipc.Region, granule uint64) error {
 	for i := range parts {
 		if err := mapPiece(v, &parts[i], driver.Whole(parts[i].Size, granule)); err != nil {

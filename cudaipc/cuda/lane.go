@@ -332,8 +332,7 @@ func (q *queue[T]) put(v T) {
 	q.some.Signal()
 }
 
-// take returns the oldest; with wait it waits for one. ok is false if there is none, or none any
-// more.
+// take returns the oldest; with wait it waits for one. ok is false if there is none.
 func (q *queue[T]) take(wait bool) (v T, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -11,7 +11,6 @@ import (
 // Limits of a CUDA device.
 const (
 	MaxEvents       = 1 << 12   // events of one peer
-	MaxPieces       = 1 << 16   // pieces of virtual memory of one peer
 	DefaultPinPiece = 256 << 20 // bytes of the arena that are pinned by one call; a copy of more is several
 	// DefaultRing is the pinned memory per direction for the unpinned part of the arena, bytes.
 	DefaultRing     = 32 << 20

@@ -18,8 +18,7 @@ type span struct {
 	in  cudaipc.RegionID // no call goes from one region to another: they may be of two allocations
 }
 
-// rect is rows copies of one length, each at a constant distance from the one before. A single
-// copy is one row.
+// rect is rows copies of one length at constant distances. A single copy is one row.
 type rect struct {
 	span
 	rows               uint64
@@ -63,8 +62,7 @@ func (p *planner) plan(spans []span, counts []cudaipc.Block) []rect {
 	return p.one
 }
 
-// evenly returns how many spans each block has, or 0 if their counts differ or there is only one
-// block.
+// evenly returns how many spans each block has, or 0 if they differ or there is one block.
 func evenly(blocks []cudaipc.Block) int {
 	if len(blocks) < 2 {
 		return 0

@@ -15,8 +15,7 @@ import (
 // rawWait is how long one copy may take.
 const rawWait = 30 * time.Second
 
-// rawCopy is one direction of Raw: a stream, and memory on both sides. All its methods are called
-// in a role.
+// rawCopy is one direction of Raw: a stream, and memory on both sides, used in a role.
 type rawCopy struct {
 	stream driver.Stream
 	end    driver.Event

@@ -68,8 +68,7 @@ func (r *ring) close() error {
 	return driver.FreePinned(r.mem)
 }
 
-// viaRing starts calls between the GPU and a half of the ring, for unpinned pieces. Pieces that do
-// not fit stay in l.rects.
+// viaRing starts calls between the GPU and a half of the ring, for as many unpinned pieces as fit.
 func (l *lane) viaRing() (*staged, uint64, error) {
 	s := l.ring.begin()
 	half := l.ring.halves[s.half]

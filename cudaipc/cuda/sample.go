@@ -38,8 +38,7 @@ func startSampler(d *Device) (*sampler, error) {
 	return s, nil
 }
 
-// run sums samples until the sampler is closed. On a lost device no sample is known to have
-// ended.
+// run sums samples until the sampler is closed. On a lost device none is known to have ended.
 func (s *sampler) run() {
 	scratch := make([]byte, cudaipc.SampleScratch)
 	for {
@@ -55,8 +54,7 @@ func (s *sampler) run() {
 	}
 }
 
-// read copies a stretch from the GPU. Bytes that were read around the death of the peer's process
-// are not trusted.
+// read copies a stretch from the GPU. Bytes read around the death of the peer are not trusted.
 func (s *sampler) read(p *peer, from cudaipc.Stretch, into []byte) error {
 	if err := s.d.alive(); err != nil {
 		return err

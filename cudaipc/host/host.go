@@ -1,5 +1,4 @@
-// Package host is the device on the CPU's memory: shared memory in place of a GPU's, with CUDA's
-// rules.
+// Package host is the device on shared memory in place of a GPU's, with CUDA's rules.
 package host
 
 import (
@@ -61,8 +60,7 @@ func Open(o Options) (*Device, error) {
 	return h, nil
 }
 
-// populate maps the arena's pages. It ends at the first refusal; later pages are mapped when they
-// are touched.
+// populate maps the arena's pages up to the first refusal; the others are mapped when touched.
 func (h *Device) populate() {
 	defer close(h.populated)
 	for off := 0; off < len(h.arena); off += populatePiece {
@@ -127,7 +125,7 @@ func (h *Device) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 		if p.streams[c.Dir] == nil {
 			p.streams[c.Dir] = startStream(p, h.arena)
 		}
-		p.streams[c.Dir].work <- hostCopy{f, c} // has room for MaxCopies
+		p.streams[c.Dir].work <- hostCopy{f, c}
 	})
 }
 
@@ -136,22 +134,22 @@ func (h *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 	return h.table.Done(t, timeout)
 }
 
-// peer is a peer of the host device, with the goroutines that copy for it. The device's lock
-// guards them.
+// peer is a peer of the host device, with its goroutines, which the device's lock guards.
 type peer struct {
 	cudaipc.Peer
-	streams [2]*stream // by Direction, nil until the first copy
-	sampler *sampler   // nil until the first sample
+	streams [2]*queue[hostCopy]      // by Direction, nil until the first copy
+	sampler *queue[*cudaipc.Summing] // nil until the first sample
 }
 
-// Import opens the regions of a peer, all or none. It closes every descriptor: a mapping keeps
-// its file.
+// Import opens the regions of a peer, all or none, and closes every descriptor.
 func (h *Device) Import(im cudaipc.Import) error {
 	defer im.CloseRegions()
 	p := &peer{}
-	p.Prepare(&im)
+	err := p.Prepare(&im)
 	p.Proof, p.FireOnDeath = im.Proof, h.onDeath
-	err := p.open(&im)
+	if err == nil {
+		err = p.open(&im)
+	}
 	if err == nil {
 		err = h.table.Add(p)
 	}
@@ -163,16 +161,9 @@ func (h *Device) Import(im cudaipc.Import) error {
 }
 
 func (p *peer) open(im *cudaipc.Import) error {
-	if len(im.Regions) > cudaipc.MaxRegions {
-		return fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), cudaipc.MaxRegions, cudaipc.ErrRange)
-	}
 	watch := p.FireOnDeath
-	var total uint64
 	for i := range im.Regions {
 		r := &im.Regions[i]
-		if p.Regions[r.ID] != nil {
-			return fmt.Errorf("region %d is there twice: %w", r.ID, cudaipc.ErrRange)
-		}
 		if err := im.CheckCancelled(); err != nil {
 			return err
 		}
@@ -181,10 +172,6 @@ func (p *peer) open(im *cudaipc.Import) error {
 			return fmt.Errorf("region %d: %w", r.ID, err)
 		}
 		p.Regions[r.ID] = opened
-		if total += r.Size; total > cudaipc.MaxPeerBytes {
-			return fmt.Errorf("region %d: more than %d bytes in all: %w", r.ID, int64(cudaipc.MaxPeerBytes),
-				cudaipc.ErrRange)
-		}
 		watch = watch || r.Kind == cudaipc.KindPeer
 	}
 	if err := p.PlaceWords(im.Sync, cudaipc.EventCell); err != nil {
@@ -199,9 +186,7 @@ func (p *peer) open(im *cudaipc.Import) error {
 // close ends the idle streams and unmaps. No call reaches the peer any more.
 func (p *peer) close() {
 	for _, s := range p.streams {
-		if s != nil {
-			s.close()
-		}
+		s.close()
 	}
 	p.sampler.close()
 	p.Peer.Close()
@@ -209,10 +194,6 @@ func (p *peer) close() {
 
 // openRegion opens one region. The caller closes the descriptor.
 func openRegion(r *cudaipc.Region, pid int) (*cudaipc.Opened, error) {
-	if r.Size == 0 || r.Size > cudaipc.MaxPeerBytes {
-		return nil, fmt.Errorf("size %d is not within 1 and %d bytes: %w", r.Size, int64(cudaipc.MaxPeerBytes),
-			cudaipc.ErrRange)
-	}
 	switch r.Kind {
 	case cudaipc.KindFD:
 		mem, err := cudaipc.MapFD(r.FD, int64(r.Size))

@@ -13,40 +13,14 @@ import (
 func (h *Device) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	return h.table.EnterSample(s, func(p *peer, f *cudaipc.Summing) {
 		if p.sampler == nil {
-			p.sampler = startSampler(p)
+			scratch := make([]byte, cudaipc.SampleScratch)
+			p.sampler = startQueue(func(f *cudaipc.Summing) {
+				f.Sum(p.read, scratch)
+				f.Finish()
+			})
 		}
-		p.sampler.work <- f // has room for MaxCopies
+		p.sampler.work <- f
 	})
-}
-
-// sampler sums the samples of one peer one after the other, on a goroutine of its own. Its peer
-// owns it.
-type sampler struct {
-	work  chan *cudaipc.Summing
-	ended chan struct{}
-}
-
-func startSampler(p *peer) *sampler {
-	s := &sampler{work: make(chan *cudaipc.Summing, cudaipc.MaxCopies), ended: make(chan struct{})}
-	go s.run(p)
-	return s
-}
-
-func (s *sampler) run(p *peer) {
-	defer close(s.ended)
-	scratch := make([]byte, cudaipc.SampleScratch)
-	for f := range s.work {
-		f.Sum(p.read, scratch)
-		f.Finish()
-	}
-}
-
-// close ends the sampler, which is idle or was never started.
-func (s *sampler) close() {
-	if s != nil {
-		close(s.work)
-		<-s.ended
-	}
 }
 
 // read reads a mapped region, or the memory of the peer's process.

@@ -11,12 +11,34 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// stream does the copies of one peer and direction one after the other, on a goroutine of its own.
-// Its peer owns it: peer.close ends it and waits.
+// queue does what it is given, one after the other, on a goroutine of its own. Its peer owns it.
+type queue[T any] struct {
+	work  chan T // has room for MaxCopies
+	ended chan struct{}
+}
+
+func startQueue[T any](do func(T)) *queue[T] {
+	q := &queue[T]{work: make(chan T, cudaipc.MaxCopies), ended: make(chan struct{})}
+	go func() {
+		defer close(q.ended)
+		for one := range q.work {
+			do(one)
+		}
+	}()
+	return q
+}
+
+// close ends a queue, which is idle or was never started.
+func (q *queue[T]) close() {
+	if q != nil {
+		close(q.work)
+		<-q.ended
+	}
+}
+
+// stream does the copies of one peer and direction.
 type stream struct {
 	peer  *peer
-	work  chan hostCopy
-	ended chan struct{}
 	arena []byte
 }
 
@@ -26,24 +48,13 @@ type hostCopy struct {
 	copy *cudaipc.Copy
 }
 
-func startStream(p *peer, arena []byte) *stream {
-	s := &stream{peer: p, work: make(chan hostCopy, cudaipc.MaxCopies), ended: make(chan struct{}), arena: arena}
-	go s.run()
-	return s
-}
-
-func (s *stream) run() {
-	defer close(s.ended)
-	for f := range s.work {
+func startStream(p *peer, arena []byte) *queue[hostCopy] {
+	s := &stream{p, arena}
+	return startQueue(func(f hostCopy) {
 		s.copy(f)
 		crc32c.StoreFence()
 		f.Finish()
-	}
-}
-
-func (s *stream) close() {
-	close(s.work)
-	<-s.ended
+	})
 }
 
 // copy copies all blocks. A failed block does not stop the next ones.
@@ -88,8 +99,7 @@ func (s *stream) block(dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, su
 	return sum, nil
 }
 
-// mapped moves runs between a mapped region and the arena. The fast forms sum for free, and so
-// always do.
+// mapped moves runs between a mapped region and the arena. The fast forms always sum, for free.
 func (s *stream) mapped(mem []byte, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
 	err := pagefault.Guard(mem, s.arena, func() {
 		for i := range runs {

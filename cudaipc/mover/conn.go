@@ -32,8 +32,7 @@ const (
 // errWire is wrapped by errors of malformed messages.
 var errWire = errors.New("malformed message")
 
-// conn is one end of the socket pair: messages with descriptors. One goroutine receives; any may
-// send.
+// conn is an end of the socket pair: messages with descriptors. One goroutine receives; any sends.
 type conn struct {
 	conn *net.UnixConn
 
@@ -87,8 +86,7 @@ func (c *conn) send(msg []byte, fds []int, deadline time.Time) error {
 	return nil
 }
 
-// errNotSent reports that the other side received nothing of a message; the connection is
-// unchanged.
+// errNotSent reports that the other side received nothing of a message, and may be sent others.
 var errNotSent = errors.New("not sent")
 
 // dropped withdraws the sent part of a message whose descriptors the kernel refused to carry.

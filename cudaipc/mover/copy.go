@@ -23,23 +23,39 @@ var copyBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // Copy checks a copy and sends it to the mover.
 func (m *Mover) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
-	p, err := m.beginCopy(c.Peer)
-	if err != nil {
-		return 0, err
-	}
-	if err := p.view.CheckCopy(c, int(m.opts.ArenaSize)); err != nil {
-		p.view.Release()
-		return 0, fmt.Errorf("peer %d: %w", c.Peer, err)
-	}
-	t, err := m.ticket(&clientCopy{of: p, lane: int(c.Dir), blocks: len(c.Blocks), sum: c.Sum})
-	if err != nil {
-		p.view.Release()
-		return 0, err
-	}
 	buffer := copyBuffers.Get().(*[]byte)
-	*buffer = putCopy(*buffer, t, c)
-	_ = p.process.post("copy", *buffer, nil) // if it fails the process ends, and the copy with it
-	copyBuffers.Put(buffer)
+	defer copyBuffers.Put(buffer)
+	return m.submit(c.Peer, &clientCopy{lane: int(c.Dir), blocks: len(c.Blocks), sum: c.Sum},
+		func(p *cudaipc.Peer) error { return p.CheckCopy(c, int(m.opts.ArenaSize)) },
+		func(t cudaipc.Ticket) []byte {
+			*buffer = putCopy(*buffer, t, c)
+			return *buffer
+		})
+}
+
+// Sum checks a sample and sends it to the mover.
+func (m *Mover) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	return m.submit(s.Peer, &clientCopy{lane: sampleLane, blocks: len(s.Blocks), sum: true},
+		func(p *cudaipc.Peer) error { return p.CheckSample(s) },
+		func(t cudaipc.Ticket) []byte { return putJSON(nil, msgSum, uint64(t), s) })
+}
+
+// submit gives a copy its ticket, before it is sent: so its end always finds it.
+func (m *Mover) submit(id cudaipc.PeerID, c *clientCopy, check func(*cudaipc.Peer) error,
+	message func(cudaipc.Ticket) []byte) (t cudaipc.Ticket, err error) {
+	if c.of, err = m.beginCopy(id); err != nil {
+		return 0, err
+	}
+	if err = check(c.of.view); err != nil {
+		err = fmt.Errorf("peer %d: %w", id, err)
+	} else {
+		t, err = m.ticket(c)
+	}
+	if err != nil {
+		c.of.view.Release()
+		return 0, err
+	}
+	_ = c.of.process.post("copy", message(t), nil) // if it fails the process ends, and the copy with it
 	return t, nil
 }
 
@@ -54,7 +70,6 @@ func (m *Mover) beginCopy(id cudaipc.PeerID) (*clientPeer, error) {
 	return p, err
 }
 
-// ticket registers a copy before it is sent, so that its end always finds it.
 func (m *Mover) ticket(c *clientCopy) (cudaipc.Ticket, error) {
 	p := c.of
 	m.mu.Lock()
@@ -108,39 +123,6 @@ const (
 	lanesPerPeer = 3
 )
 
-// Sum checks a sample and sends it to the mover.
-func (m *Mover) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
-	p, err := m.beginCopy(s.Peer)
-	if err != nil {
-		return 0, err
-	}
-	if err := p.view.CheckSample(s); err != nil {
-		p.view.Release()
-		return 0, fmt.Errorf("peer %d: %w", s.Peer, err)
-	}
-	t, err := m.ticket(&clientCopy{of: p, lane: sampleLane, blocks: len(s.Blocks), sum: true})
-	if err != nil {
-		p.view.Release()
-		return 0, err
-	}
-	// If it fails the process ends, and the sample with it.
-	_ = p.process.post("sample", putJSON(nil, msgSum, uint64(t), s), nil)
-	return t, nil
-}
-
-// sum puts a sample into its lane.
-func (s *server) sum(f *fields, t cudaipc.Ticket) error {
-	sample := &cudaipc.Sample{}
-	if err := takeJSON(f, sample); err != nil {
-		return err
-	}
-	return s.enqueue(sample.Peer, sampleLane, &laneCopy{
-		ticket: t, sample: sample,
-		// for allBad
-		copy: cudaipc.Copy{Peer: sample.Peer, Sum: true, Blocks: make([]cudaipc.Block, len(sample.Blocks))},
-	})
-}
-
 // Poll answers each wait now. It reads the peers' words itself. It asks the mover for events of a
 // GPU, in one message for all waits, and only if the step word has been reached: before that the
 // answer does not depend on them.
@@ -153,8 +135,7 @@ func (m *Mover) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	if err := proc.poll(asked, fired); err != nil {
 		return err
 	}
-	// The words are read after the event, so that an event seen as fired proves the step that was
-	// written before it.
+	// After the event, so that one seen as fired proves the step that was written before it.
 	again := make([]cudaipc.Wait, len(asked))
 	for i, w := range asked {
 		again[i] = w

@@ -39,38 +39,32 @@ type Options struct {
 	// Process receives the number of each process, when it has started and has nothing open yet
 	// but its socket, and when it is reaped; may be nil.
 	Process func(pid int, runs bool)
-	// Kill replaces the kill of a process; nil: SIGKILL. Tests simulate a process that does not
-	// end.
+	// Kill replaces the kill of a process in tests, for one that does not end; nil: SIGKILL.
 	Kill func(*os.Process) error
 }
 
-// ForGPU returns the options of the mover of one GPU: named for it, and bound to its NUMA node if
-// that is known.
+// ForGPU returns the options of the mover of one GPU: its name, and its NUMA node if known.
 func (o Options) ForGPU(gpu cudaipc.UUID) Options {
 	o.Name, o.Device, o.GPU, o.Node = gpu.String(), cudaipc.CUDADevice, gpu, node.NUMANode(gpu)
 	o.Env = append(slices.Clone(o.Env), node.GPUEnv(gpu)...)
 	return o
 }
 
-// Limits are the times of a mover. They are counted in ticks, so that they stand still while the
-// agent does.
+// Limits are the times of a mover, in ticks, so that they stand still while the agent does.
 type Limits struct {
 	Tick time.Duration // interval of the supervision
 	Ping time.Duration // longest without an answer to a ping
-	// Quiet replaces Ping while a peer is being closed or its process is dead: its memory must be
-	// free soon.
+	// Quiet replaces Ping while a peer is closed or dead: its memory must be free soon.
 	Quiet  time.Duration
 	Start  time.Duration // from the start of the process to an open device
 	Import time.Duration // one Import
-	// Cancel is the rest of a cancelled Import (Import.Cancelled): its memory must be free within
-	// 2 s.
+	// Cancel is the rest of a cancelled Import: its memory must be free within 2 s.
 	Cancel time.Duration
 	Close  time.Duration // one Close, mostly of a dead engine's memory, which must be free within 2 s
 	Poll   time.Duration // one Poll
 	Copy   time.Duration // from one end of a copy to the next, of a peer and direction with copies in flight
 	Steady time.Duration // a mover that lived so long did not fail at its start
-	// Again is the pause before a start after the second failure in a row. It doubles after each
-	// further one.
+	// Again is the pause before a start after the second failure in a row; it doubles each time.
 	Again  time.Duration
 	AtMost time.Duration // longest such pause
 }
@@ -131,8 +125,7 @@ var (
 	_ cudaipc.Watcher = (*Mover)(nil)
 )
 
-// New makes a mover without a process: Start or the first Import starts it. Close(AllPeers) frees
-// everything.
+// New makes a mover, whose process Start or the first Import starts. Close(AllPeers) frees it.
 func New(o Options) (*Mover, error) {
 	build, err := buildName()
 	if err != nil {

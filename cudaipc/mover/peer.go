@@ -16,8 +16,7 @@ type clientPeer struct {
 	opening, closing bool
 	lost             error // why its mover was lost; nil: it was not
 
-	// Copies in the mover by Direction, and samples (sampleLane), and since which tick none of them
-	// has ended.
+	// Copies in the mover by lane, and since which tick none of them has ended.
 	pending [lanesPerPeer]int
 	since   [lanesPerPeer]int64
 }
@@ -74,12 +73,11 @@ func (m *Mover) reserve(im *cudaipc.Import) (*clientPeer, error) {
 
 // viewPeer makes the agent's view of a peer. The device checks the other regions.
 func viewPeer(im *cudaipc.Import, fireOnDeath bool) (*cudaipc.Peer, error) {
-	if len(im.Regions) > cudaipc.MaxRegions {
-		return nil, fmt.Errorf("%d regions, at most %d: %w", len(im.Regions), cudaipc.MaxRegions, cudaipc.ErrRange)
-	}
 	p := &cudaipc.Peer{}
-	p.Prepare(im)
-	err := viewRegions(p, im)
+	err := p.Prepare(im)
+	if err == nil {
+		err = viewRegions(p, im)
+	}
 	if err == nil && im.Pid > 0 {
 		p.FireOnDeath = fireOnDeath && !im.OnGPU()
 		if dead := p.Watch(); p.FireOnDeath {
@@ -93,49 +91,31 @@ func viewPeer(im *cudaipc.Import, fireOnDeath bool) (*cudaipc.Peer, error) {
 	return p, nil
 }
 
-// viewRegions notes the regions of a peer, and finds its words.
+// viewRegions notes the sizes of a peer's regions, and maps the one that its words are in.
 func viewRegions(p *cudaipc.Peer, im *cudaipc.Import) error {
 	cell := uint64(cudaipc.EventCell)
 	if im.OnGPU() {
 		cell = cudaipc.CUDAEventCell
 	}
-	var total uint64
 	for i := range im.Regions {
 		r := &im.Regions[i]
 		if len(r.Handle) > maxHandle {
 			return fmt.Errorf("region %d: handle of %d bytes, at most %d: %w", r.ID, len(r.Handle), maxHandle,
 				cudaipc.ErrRange)
 		}
-		if r.Size == 0 || r.Size > cudaipc.MaxPeerBytes-total {
-			return fmt.Errorf("region %d: %d bytes after %d, allowed: 1 to %d in all: %w", r.ID, r.Size, total,
-				int64(cudaipc.MaxPeerBytes), cudaipc.ErrRange)
+		if have := p.Regions[r.ID]; have != nil {
+			have.Size += r.Size // a further piece
+			continue
 		}
-		total += r.Size
-		if err := viewRegion(p, im, i); err != nil {
+		p.Regions[r.ID] = &cudaipc.Opened{Size: r.Size}
+		if s := im.Sync; s == nil || *s == (cudaipc.Sync{}) || s.Region != r.ID || r.Kind != cudaipc.KindFD {
+			continue
+		}
+		mem, err := cudaipc.MapFD(r.FD, int64(r.Size))
+		if err != nil {
 			return fmt.Errorf("region %d: %w", r.ID, err)
 		}
-	}
-	return p.PlaceWords(im.Sync, cell)
-}
-
-// viewRegion notes the size of region i, and maps it if the words are in it.
-func viewRegion(p *cudaipc.Peer, im *cudaipc.Import, i int) error {
-	r := &im.Regions[i]
-	if have := p.Regions[r.ID]; have != nil {
-		if before := &im.Regions[i-1]; r.Kind != cudaipc.KindCUDAFD || before.Kind != cudaipc.KindCUDAFD ||
-			before.ID != r.ID {
-			return fmt.Errorf("it is there twice: %w", cudaipc.ErrRange)
-		}
-		have.Size += r.Size // a further piece
-		return nil
-	}
-	p.Regions[r.ID] = &cudaipc.Opened{Size: r.Size}
-	if s := im.Sync; s == nil || *s == (cudaipc.Sync{}) || s.Region != r.ID || r.Kind != cudaipc.KindFD {
-		return nil
-	}
-	mem, err := cudaipc.MapFD(r.FD, int64(r.Size))
-	if err == nil {
 		p.Regions[r.ID].Mem = mem
 	}
-	return err
+	return p.PlaceWords(im.Sync, cell)
 }

@@ -44,7 +44,6 @@ type process struct {
 	calls calls
 }
 
-// alive returns the running process, or starts one.
 func (m *Mover) alive() (*process, error) {
 	m.starting.Lock()
 	defer m.starting.Unlock()
@@ -68,8 +67,7 @@ func (m *Mover) alive() (*process, error) {
 	return m.start()
 }
 
-// aliveFor returns a process for an import. If the import is cancelled, a start in progress
-// continues without it.
+// aliveFor returns a process for an import. If that is cancelled, a start in progress goes on.
 func (m *Mover) aliveFor(im *cudaipc.Import) (*process, error) {
 	var proc *process
 	var err error
@@ -148,8 +146,7 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 	proc.cmd.Env = append(os.Environ(), m.opts.Env...)
 	proc.cmd.Stderr = os.Stderr
 	proc.cmd.ExtraFiles = []*os.File{theirs}
-	// A session of its own: the terminal's signals are the agent's. The parent-death signal is
-	// Run's.
+	// A session of its own: the terminal's signals are the agent's. For Pdeathsig see Run.
 	proc.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
 	return proc, theirs, nil
 }
@@ -192,7 +189,7 @@ func (p *process) quit() error {
 	err := p.closePeer(cudaipc.AllPeers)
 	p.quitting.Store(true)
 	p.conn.close()
-	if !closesWithin(p.reaped, endWait) {
+	if !cudaipc.ClosesWithin(p.reaped, endWait) {
 		p.lose(cudaipc.LostCall, errors.New("it did not end by itself"))
 	}
 	<-p.ended
@@ -200,16 +197,4 @@ func (p *process) quit() error {
 		err = errors.Join(err, fmt.Errorf("mover %s ended with code %d", p.m.opts.Name, code))
 	}
 	return err
-}
-
-// closesWithin waits for a channel to be closed.
-func closesWithin(c <-chan struct{}, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-c:
-		return true
-	case <-timer.C:
-		return false
-	}
 }

@@ -78,8 +78,7 @@ func (m *Mover) Movers() []cudaipc.MoverState {
 // A mover's end: supervise.go notices it or demands it, this file kills, reaps and reports it,
 // restarts.go decides when the next mover starts, and the agent ends the sessions of its peers.
 
-// lose kills the process; only the first reason counts. run does the rest once the process is
-// reaped.
+// lose kills the process; only the first reason counts. run does the rest once it is reaped.
 func (p *process) lose(reason cudaipc.LossReason, cause error) {
 	p.once.Do(func() {
 		p.reason, p.cause = reason, cause
@@ -93,7 +92,7 @@ func (p *process) lose(reason cudaipc.LossReason, cause error) {
 // disconnect handles a closed socket. If the process has exited it is about to be reaped, and its
 // exit status says more; otherwise it is killed.
 func (p *process) disconnect(cause error) {
-	if !disconnected(cause) || !closesWithin(p.ending, hangUpWait) {
+	if !disconnected(cause) || !cudaipc.ClosesWithin(p.ending, hangUpWait) {
 		p.lose(cudaipc.LostCrash, cause)
 	}
 }

@@ -86,8 +86,7 @@ func (s *server) read() error {
 	}
 }
 
-// disconnected reports whether an error is the end of the other side, or of the parent
-// (watchParent).
+// disconnected reports whether an error is the end of the other side, or of the parent.
 func disconnected(err error) bool {
 	for _, end := range []error{io.EOF, unix.EPIPE, unix.ECONNRESET, os.ErrDeadlineExceeded} {
 		if errors.Is(err, end) {
@@ -97,8 +96,7 @@ func disconnected(err error) bool {
 	return false
 }
 
-// request decodes a message and starts the request. An error violates the protocol and ends the
-// mover.
+// request decodes a message and starts the request. An error, of the protocol, ends the mover.
 func (s *server) request(msg []byte, fds []int) error {
 	f := &fields{rest: msg}
 	kind, number := f.u8(), f.u64()

@@ -65,8 +65,7 @@ func (s *server) watch(d loser) {
 func (s *server) startImport(f *fields, number uint64, fds []int) error {
 	im, err := takeImport(f, fds)
 	if err != nil {
-		// A process that can have no more descriptors gets fewer than were sent: the agent
-		// is not at fault.
+		// A process at its limit of descriptors gets fewer: that is not the agent's fault.
 		closeAll(fds)
 		s.answer(number, fmt.Errorf("%d descriptors arrived: %w", len(fds), err))
 		return nil
@@ -184,7 +183,6 @@ type laneCopy struct {
 // copies are ended ones, for their memory: a copy has thousands of runs.
 var copies = sync.Pool{New: func() any { return &laneCopy{} }}
 
-// copy puts a copy into its lane.
 func (s *server) copy(f *fields, t cudaipc.Ticket) error {
 	c, _ := copies.Get().(*laneCopy)
 	c.ticket = t
@@ -195,6 +193,19 @@ func (s *server) copy(f *fields, t cudaipc.Ticket) error {
 		return fmt.Errorf("direction %d: %w", c.copy.Dir, errWire)
 	}
 	return s.enqueue(c.copy.Peer, int(c.copy.Dir), c)
+}
+
+// sum puts a sample into its lane.
+func (s *server) sum(f *fields, t cudaipc.Ticket) error {
+	sample := &cudaipc.Sample{}
+	if err := takeJSON(f, sample); err != nil {
+		return err
+	}
+	return s.enqueue(sample.Peer, sampleLane, &laneCopy{
+		ticket: t, sample: sample,
+		// for allBad
+		copy: cudaipc.Copy{Peer: sample.Peer, Sum: true, Blocks: make([]cudaipc.Block, len(sample.Blocks))},
+	})
 }
 
 // enqueue puts a copy, or a sample, into a lane of its peer.

@@ -52,8 +52,7 @@ func Run(open OpenDevice) error {
 	return serve(conn, open, func() { time.AfterFunc(endWait, func() { os.Exit(1) }) })
 }
 
-// watchParent ends the connection when the parent-death signal, SIGTERM, comes. A SIGTERM of any
-// other origin is ignored.
+// watchParent ends the connection at the parent-death signal, SIGTERM; others are ignored.
 func watchParent(parent int, terms <-chan os.Signal, ended <-chan struct{}, conn *conn) {
 	for {
 		select {
@@ -112,20 +111,14 @@ func Open(s Setup) (cudaipc.Device, error) {
 			Populate:    s.Populate,
 		})
 	case cudaipc.CUDADevice:
-		return openCUDA(s)
+		d, err := cuda.Open(cuda.Options{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize})
+		if err != nil {
+			return nil, err // not d, which would be an interface that is not nil
+		}
+		return d, nil
 	}
 	return nil, fmt.Errorf("device %q, allowed: %s, %s: %w", s.Device, cudaipc.HostDevice, cudaipc.CUDADevice,
 		cudaipc.ErrKind)
-}
-
-// openCUDA opens the GPU of a setup over the pool's arena, which the device pins in the
-// background.
-func openCUDA(s Setup) (cudaipc.Device, error) {
-	d, err := cuda.Open(cuda.Options{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize})
-	if err != nil {
-		return nil, err
-	}
-	return d, nil
 }
 
 // deviceInfo returns the state of a device as JSON, or nothing if it has none.

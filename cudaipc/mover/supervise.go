@@ -9,8 +9,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// read receives the mover's messages until its end of the socket is closed. The process has ended
-// then, or is about to.
+// read receives the mover's messages until its socket ends, and so the process.
 func (p *process) read() {
 	var msg []byte
 	first := true
@@ -147,8 +146,7 @@ func (m *Mover) errorHint() string {
 		"Engines on other GPUs, and on CPUs, are served on"
 }
 
-// releasing reports whether a peer of a process is being closed, or will be because its process is
-// dead.
+// releasing reports whether a peer of a process is being closed, or will be because it is dead.
 func (m *Mover) releasing(proc *process) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -174,8 +172,7 @@ func (m *Mover) stuck(proc *process, now int64) (cudaipc.PeerID, bool) {
 	return 0, false
 }
 
-// infoEvery is how often a mover is asked for its device's state, if it has answered the last
-// question.
+// infoEvery is how often a mover that has answered is asked for its device's state again.
 const infoEvery = 2 * time.Second
 
 // trySend sends a message that may be left out. It sends nothing while another message is being

@@ -5,14 +5,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
+	"unsafe"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
 // The messages between an agent and its mover. Both are the same binary, so the form has no
-// versions: one byte of kind, eight of number (a request's, or a ticket), and fields in
-// little-endian order, as the functions below put them.
+// versions: one byte of kind, eight of number (a request's, or a ticket), and fields as the
+// functions below put them.
 const (
 	msgSetup  byte = iota + 1 // agent: JSON of Setup, with the arena's descriptor. Answered when the device is open
 	msgImport                 // agent: JSON of an Import, with its descriptors; the proof's first
@@ -50,8 +52,7 @@ func put64(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(
 
 func putText(b []byte, s string) []byte { return append(put32(b, uint32(len(s))), s...) }
 
-// fields decodes these fields. After the first field that is missing or invalid, all others are
-// zero.
+// fields decodes these fields. All are zero after the first that is missing or invalid.
 type fields struct {
 	rest []byte
 	bad  bool
@@ -106,6 +107,28 @@ func (f *fields) count(each int) int {
 
 func (f *fields) bytes() []byte { return f.take(f.count(1)) }
 
+// plain are the values that lie in a message as they lie in memory.
+type plain interface {
+	cudaipc.Block | cudaipc.Run | cudaipc.Wait | cudaipc.State | uint32 | bool
+}
+
+// bytesOf returns the memory of a list.
+func bytesOf[T plain](list []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(list))), len(list)*int(unsafe.Sizeof(*new(T))))
+}
+
+func putList[T plain](b []byte, list []T) []byte {
+	return append(put32(b, uint32(len(list))), bytesOf(list)...)
+}
+
+// takeList reads a list into the memory of another one, if that suffices.
+func takeList[T plain](f *fields, into []T) []T {
+	n := f.count(int(unsafe.Sizeof(*new(T))))
+	into = slices.Grow(into[:0], n)[:n]
+	copy(bytesOf(into), f.take(len(bytesOf(into))))
+	return into
+}
+
 // end returns an error unless all fields were there and nothing else was.
 func (f *fields) end(what string) error {
 	if f.bad || len(f.rest) > 0 {
@@ -156,131 +179,51 @@ func (f *fields) error() error {
 	return &deviceError{text, sentinels[which]}
 }
 
-// Bytes of the elements of a copy.
-const (
-	wireBlock = 8
-	wireRun   = 24
-)
-
 // putCopy puts a copy. Its number is the ticket.
 func putCopy(b []byte, t cudaipc.Ticket, c *cudaipc.Copy) []byte {
-	b = putHead(b, msgCopy, uint64(t))
-	b = append(put32(b, uint32(c.Peer)), byte(c.Dir))
-	b = put8(b, c.Sum)
-	b = put32(b, uint32(len(c.Blocks)))
-	for i := range c.Blocks {
-		b = put32(put32(b, c.Blocks[i].Runs), c.Blocks[i].Seed)
-	}
-	b = put32(b, uint32(len(c.Runs)))
-	for i := range c.Runs {
-		r := &c.Runs[i]
-		b = put64(put32(b, uint32(r.Region)), r.RegionOff)
-		b = put32(put64(b, uint64(r.ArenaOff)), r.Len)
-	}
-	return b
+	b = put32(putHead(b, msgCopy, uint64(t)), uint32(c.Peer))
+	b = put8(append(b, byte(c.Dir)), c.Sum)
+	return putList(putList(b, c.Blocks), c.Runs)
 }
 
 // takeCopy reads a copy into c, whose slices are used again.
 func takeCopy(f *fields, c *cudaipc.Copy) error {
 	c.Peer, c.Dir, c.Sum = cudaipc.PeerID(f.u32()), cudaipc.Direction(f.u8()), f.flag()
-	c.Blocks = c.Blocks[:0]
-	for raw := f.take(f.count(wireBlock) * wireBlock); len(raw) > 0; raw = raw[wireBlock:] {
-		c.Blocks = append(c.Blocks, cudaipc.Block{
-			Runs: binary.LittleEndian.Uint32(raw),
-			Seed: binary.LittleEndian.Uint32(raw[4:]),
-		})
-	}
-	c.Runs = c.Runs[:0]
-	for raw := f.take(f.count(wireRun) * wireRun); len(raw) > 0; raw = raw[wireRun:] {
-		c.Runs = append(c.Runs, cudaipc.Run{
-			Region: cudaipc.RegionID(binary.LittleEndian.Uint32(raw)), RegionOff: binary.LittleEndian.Uint64(raw[4:]),
-			ArenaOff: int64(binary.LittleEndian.Uint64(raw[12:])), Len: binary.LittleEndian.Uint32(raw[20:]),
-		})
-	}
+	c.Blocks = takeList(f, c.Blocks)
+	c.Runs = takeList(f, c.Runs)
 	return f.end("copy")
 }
 
 // putDone puts the end of a copy.
 func putDone(b []byte, t cudaipc.Ticket, d *cudaipc.Done) []byte {
 	b = putError(putHead(b, msgDone, uint64(t)), d.Err)
-	b = put32(b, uint32(len(d.Sums)))
-	for _, sum := range d.Sums {
-		b = put32(b, sum)
-	}
-	b = put32(b, uint32(len(d.Bad)))
-	for _, bad := range d.Bad {
-		b = put8(b, bad)
-	}
-	return put64(b, uint64(d.SumTime))
+	return put64(putList(putList(b, d.Sums), d.Bad), uint64(d.SumTime))
 }
 
 func takeDone(f *fields) (d cudaipc.Done, err error) {
 	d.Err = f.error()
-	if n := f.count(4); n > 0 {
-		d.Sums = make([]uint32, n)
-		for i := range d.Sums {
-			d.Sums[i] = f.u32()
-		}
-	}
-	if n := f.count(1); n > 0 {
-		d.Bad = make([]bool, n)
-		for i := range d.Bad {
-			d.Bad[i] = f.flag()
-		}
-	}
+	d.Sums, d.Bad = takeList(f, d.Sums), takeList(f, d.Bad)
 	d.SumTime = time.Duration(f.u64())
 	return d, f.end("done")
 }
 
-const (
-	wireWait  = 20
-	wireState = 9
-)
-
 func putPoll(b []byte, number uint64, waits []cudaipc.Wait) []byte {
-	b = put32(putHead(b, msgPoll, number), uint32(len(waits)))
-	for i := range waits {
-		b = put32(put32(put32(b, uint32(waits[i].Peer)), waits[i].Event), waits[i].Revoke)
-		b = put64(b, waits[i].Step)
-	}
-	return b
+	return putList(putHead(b, msgPoll, number), waits)
 }
 
 func takePoll(f *fields) ([]cudaipc.Wait, error) {
-	waits := make([]cudaipc.Wait, f.count(wireWait))
-	for i := range waits {
-		waits[i] = cudaipc.Wait{Peer: cudaipc.PeerID(f.u32()), Event: f.u32(), Revoke: f.u32(), Step: f.u64()}
-	}
+	waits := takeList[cudaipc.Wait](f, nil)
 	return waits, f.end("poll")
 }
 
 func putStates(b []byte, number uint64, states []cudaipc.State, err error) []byte {
-	b = putError(putHead(b, msgStates, number), err)
-	b = put32(b, uint32(len(states)))
-	for i := range states {
-		b = put64(b, states[i].Step)
-		flags := byte(0)
-		if states[i].Fired {
-			flags |= 1
-		}
-		if states[i].Revoked {
-			flags |= 2
-		}
-		b = append(b, flags)
-	}
-	return b
+	return putList(putError(putHead(b, msgStates, number), err), states)
 }
 
 func takeStates(f *fields, states []cudaipc.State) error {
 	err := f.error()
-	if n := f.count(wireState); n != len(states) {
+	if n := len(states); len(takeList(f, states[:0:n])) != n {
 		f.bad = true
-	}
-	for i := range states {
-		states[i].Step = f.u64()
-		flags := f.u8()
-		f.bad = f.bad || flags > 3
-		states[i].Fired, states[i].Revoked = flags&1 != 0, flags&2 != 0
 	}
 	if bad := f.end("states"); bad != nil {
 		return bad
@@ -307,8 +250,7 @@ func takeJSON(f *fields, v any) error {
 // maxHandle is the longest handle of a region that is carried, bytes.
 const maxHandle = 256
 
-// putImport encodes an import and lists its descriptors: the proof's, then the regions' in their
-// order.
+// putImport encodes an import and lists its descriptors: the proof's, then the regions'.
 func putImport(b []byte, number uint64, im *cudaipc.Import) (msg []byte, fds []int) {
 	if im.Proof > 0 {
 		fds = append(fds, im.Proof)
@@ -321,8 +263,7 @@ func putImport(b []byte, number uint64, im *cudaipc.Import) (msg []byte, fds []i
 	return putJSON(b, msgImport, number, im), fds
 }
 
-// takeImport decodes an import. It owns the descriptors unless there is an error; then they stay
-// the caller's.
+// takeImport decodes an import, which owns the descriptors unless there is an error.
 func takeImport(f *fields, fds []int) (im cudaipc.Import, err error) {
 	if err = takeJSON(f, &im); err != nil {
 		return im, err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
@@ -101,7 +102,7 @@ func reread(msg []byte) ([]byte, error) {
 		return putDone(nil, cudaipc.Ticket(number), &d), err
 	case msgStates:
 		r.error()
-		states := make([]cudaipc.State, r.count(wireState))
+		states := make([]cudaipc.State, r.count(int(unsafe.Sizeof(cudaipc.State{}))))
 		again := &fields{rest: msg[headBytes:]}
 		said := takeStates(again, states)
 		if errors.Is(said, errWire) {

@@ -11,8 +11,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// MaxGPUs is how many GPUs a node has open at once. A further one replaces a GPU without peers,
-// or is refused.
+// MaxGPUs bounds the GPUs open at once. A further one replaces one without peers, or is refused.
 const MaxGPUs = 64
 
 // placeShift leaves the low bits of a ticket to its device.
@@ -21,8 +20,7 @@ const placeShift = 48
 // Options say what devices a node has.
 type Options struct {
 	Host cudaipc.Device // for peers without GPU memory; the node's from OpenNode on
-	// GPU makes the device of one GPU, at the first peer on it, usually a Mover; nil: there is
-	// none.
+	// GPU makes the device of one GPU, usually a Mover, at its first peer; nil: there is none.
 	GPU func(cudaipc.UUID) (cudaipc.Device, error)
 	// NoGPU is why GPU is nil, for the error; may be empty.
 	NoGPU string

@@ -88,14 +88,6 @@ func (d *dir) start() {
 	d.wakeKeeper()
 }
 
-// stop ends the goroutines once no call runs any more.
-func (d *dir) stop() {
-	d.mu.Lock()
-	d.stopping = true
-	d.work.Broadcast()
-	d.mu.Unlock()
-}
-
 // shut closes the segments with their footers, and the files, after the goroutines have ended.
 func (d *dir) shut() error {
 	if d.opened {
@@ -140,7 +132,6 @@ func (d *dir) end(g *segment) {
 	d.wakeKeeper()
 }
 
-// tagOf returns a key's tag in this process.
 func (s *Store) tagOf(k *pool.Key) tag {
 	b := keyBytes(k)
 	return tag{maphash.Bytes(s.seeds[0], b[:]), maphash.Bytes(s.seeds[1], b[:])}

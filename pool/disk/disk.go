@@ -113,7 +113,10 @@ func (s *Store) Close() error {
 		s.calls.Wait()
 		s.keepers.Wait()
 		for _, d := range s.dirs {
-			d.stop()
+			d.mu.Lock()
+			d.stopping = true
+			d.work.Broadcast()
+			d.mu.Unlock()
 		}
 		s.work.Wait()
 		for _, d := range s.dirs {

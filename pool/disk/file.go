@@ -45,8 +45,7 @@ type file struct {
 	faults   faults
 }
 
-// openFile opens or creates a file with O_DIRECT, or through the page cache if the file system
-// cannot do that.
+// openFile opens or creates a file with O_DIRECT, or through the page cache where that is not done.
 func openFile(path string, flags int, f faults) (*file, error) {
 	what := opOpen
 	if flags&unix.O_CREAT != 0 {
@@ -143,8 +142,7 @@ func (f *file) truncate(size int64) error {
 	return f.do(opTruncate, size, func() error { return unix.Ftruncate(f.fd, size) })
 }
 
-// allocate reserves the space of the whole file, so that a full disk is found here and not in the
-// middle of a segment.
+// allocate reserves the space of the whole file, so that a full disk is found here, not later.
 func (f *file) allocate(size int64) error {
 	err := f.do(opAllocate, size, func() error { return unix.Fallocate(f.fd, 0, 0, size) })
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
@@ -153,7 +151,6 @@ func (f *file) allocate(size int64) error {
 	return err
 }
 
-// sync syncs a file, or a directory.
 func (f *file) sync() error { return f.do(opSync, 0, func() error { return unix.Fsync(f.fd) }) }
 
 // size returns the size of the file, and its space on the disk, in bytes.

@@ -47,7 +47,6 @@ type header struct {
 	born   uint32 // Unix time in seconds
 }
 
-// size returns the size of the record in the log.
 func (h *header) size() int64 { return recordBytes(int(h.length)) }
 
 func recordBytes(length int) int64 { return roundUp(headerBytes+int64(length), grain) }
@@ -121,8 +120,7 @@ func (t *trailer) decode(p []byte, nonce uint64, size int64) bool {
 	return t.headers >= 0 && t.headers%pageBytes == 0 && t.headers+footerBytes(int(t.count)) == size
 }
 
-// footerBytes returns the size of the footer of n records: their headers and the trailer, in whole
-// pages.
+// footerBytes returns the size of the footer of n records, headers and trailer, in whole pages.
 func footerBytes(n int) int64 { return roundUp(int64(n)*headerBytes+trailerBytes, pageBytes) }
 
 // segmentName returns a file name with the version of the format, the place in the log, and the
@@ -143,12 +141,10 @@ func parseName(name string) (version int, id, nonce uint64, ok bool) {
 
 func sumOf(h *header, p []byte) uint32 { return pool.Sum(h.key.Seed(h.length), p) }
 
-// copyStep is small enough for the copied bytes to be in the first-level cache when they are
-// summed.
+// copyStep is so small that copied bytes are in the first-level cache when they are summed.
 const copyStep = 16 << 10
 
-// copySum copies src to dst, of the same length, and returns pool.Sum of the copy, begun with
-// state.
+// copySum copies src to dst, of the same length, and returns pool.Sum of state and the copy.
 func copySum(state uint32, dst, src []byte) uint32 {
 	for len(src) > 0 {
 		n := copy(dst[:min(copyStep, len(dst))], src)

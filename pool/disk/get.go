@@ -192,8 +192,7 @@ func readSpan(g *segment, b *bounce, off, end int64) ([]byte, error) {
 	return p[off-from : end-from], nil
 }
 
-// deliver copies a block to the caller if the key, the length, the place, and the checksum of the
-// copy match.
+// deliver copies a block to the caller; false if the key, length, place or checksum differs.
 func (p *part) deliver(record []byte, nonce uint64) bool {
 	var h header
 	if !h.decode(record, nonce) || h.kind != block || h.key != p.item.Key || h.off != p.off() || h.length != p.length {
@@ -202,8 +201,7 @@ func (p *part) deliver(record []byte, nonce uint64) bool {
 	return copySum(h.key.Seed(h.length), p.item.Data, record[headerBytes:][:h.length]) == h.sum
 }
 
-// judge returns the status of a block that was read. A mismatch drops the block if it has not
-// moved.
+// judge returns the status of a block that was read. A mismatch drops it, unless it has moved.
 func (d *dir) judge(p *part, ok bool) pool.Status {
 	if ok {
 		d.s.index.use(p.tag, p.place)

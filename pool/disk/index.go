@@ -47,8 +47,7 @@ type index struct {
 	shard [indexShards]indexShard
 }
 
-// indexShard uses open addressing with linear probing; removal keeps entries as near to their homes
-// as possible.
+// indexShard uses open addressing with linear probing; removal moves entries nearer to their homes.
 type indexShard struct {
 	mu    sync.Mutex
 	raw   []byte
@@ -81,7 +80,6 @@ func (x *index) size() (blocks, bytes int64) {
 	return blocks, bytes
 }
 
-// lock returns the shard of a tag, locked.
 func (x *index) lock(t tag) *indexShard {
 	s := &x.shard[t.hi>>(64-shardBits)]
 	s.mu.Lock()
@@ -97,7 +95,6 @@ func (x *index) get(t tag) (place, bool) {
 	return place{}, false
 }
 
-// put sets the place of a block.
 func (x *index) put(t tag, p place) error {
 	s := x.lock(t)
 	defer s.mu.Unlock()

@@ -31,8 +31,7 @@ func (d *dir) keep() {
 	}
 }
 
-// prepare makes the next segment, and then room for the one after it: evicting needs a segment to
-// write to.
+// prepare makes the next segment, and room for the one after it: evicting writes to a segment.
 func (d *dir) prepare() {
 	d.mu.Lock()
 	able, needed := d.opened && d.state == StateOK, d.next == nil

@@ -26,8 +26,7 @@ const (
 // Dir is one directory, preferably on a device of its own.
 type Dir struct {
 	Path string
-	// Bytes of disk that the store may use there, all files together. It evicts before it would
-	// exceed that.
+	// Bytes of disk that the store may use there. It evicts before it would exceed that.
 	Bytes int64
 }
 
@@ -126,8 +125,7 @@ func (s *Store) add(c counter, n int) { s.count[c].Add(uint64(n)) }
 
 var _ pool.Reporter = (*Store)(nil)
 
-// Report implements pool.Reporter. The state is that of the worst directory, which the reason
-// names.
+// Report implements pool.Reporter: the state of the worst directory, which the reason names.
 func (s *Store) Report() pool.StoreReport {
 	r := pool.StoreReport{State: StateOK.String()}
 	var worst State

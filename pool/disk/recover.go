@@ -164,8 +164,7 @@ func (d *dir) detach() error {
 // so that it works where nothing can be written.
 const pidName = "pid"
 
-// lock opens the directory, making it if only its last element is missing, and locks it for this
-// process.
+// lock opens the directory, which it makes if its parent is there, and locks it.
 func (d *dir) lock() error {
 	fd, err := openDir(d.path)
 	if errors.Is(err, unix.ENOENT) {

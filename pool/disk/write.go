@@ -305,8 +305,7 @@ func (d *dir) room(b *batch, size int64, again bool) bool {
 	return true
 }
 
-// writeBatch copies a batch to memory, writes it, makes it visible, and wakes those that wait for
-// it.
+// writeBatch copies a batch to memory, writes it, makes it visible, and wakes the calls that wait.
 func (d *dir) writeBatch(b *batch, memory []byte) {
 	for _, r := range b.recs {
 		r.fill(memory[r.off-b.at:], b.seg.nonce)
@@ -337,7 +336,6 @@ func (d *dir) writeBatch(b *batch, memory []byte) {
 	d.work.Broadcast()
 }
 
-// fill copies a record to its place.
 func (r *record) fill(p []byte, nonce uint64) {
 	n := headerBytes + len(r.data)
 	// The sum is of the copy, so it detects a caller that changes its bytes meanwhile.

@@ -28,7 +28,6 @@ type core struct {
 	slabs  slab.Slabs
 	file   *arena.File // nil: the pool ends with the process
 	recent list        // visible and not pinned, by use
-	round  uint32      // position of the round of Coldest
 
 	// Entries that lack shards which no job is writing. Every partialAge the young ones become old,
 	// and the old ones are reclaimed.
@@ -70,8 +69,7 @@ type core struct {
 	left  func(*pool.Departure) // nil: nobody asks
 }
 
-// newCore makes an empty index of an arena with pages of this many bytes; f is its file, nil if it
-// has none.
+// newCore makes an empty index of an arena with pages of this many bytes; f is its file or nil.
 func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core, err error) {
 	c = &core{
 		seed: seed, high: 1, now: o.Clock, rotated: o.Clock(), file: f, byPrint: map[pool.Fingerprint]pool.SpaceID{},

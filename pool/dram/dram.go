@@ -47,8 +47,7 @@ const (
 // Options of a pool.
 type Options struct {
 	Bytes int64 // size of the arena, MinBytes to MaxBytes; rounded down to whole slabs
-	// SlabBytes is a power of two, at least the largest shard; 0 lets the pool choose 64 or more
-	// slabs of 1 to 64 MiB.
+	// SlabBytes is a power of two, at least the largest shard; 0: 64 or more slabs of 1 to 64 MiB.
 	SlabBytes int64
 	HugePages HugePages
 	// Nodes are the preferred NUMA nodes, 0 to 1023, of the arena's pages, interleaved if there are
@@ -57,8 +56,7 @@ type Options struct {
 	// Virtual makes an arena that is only address space: it is not populated, has no descriptor,
 	// and memory for it is not reserved. It is for measuring the index without the data.
 	Virtual bool
-	// Policy chooses the entries to evict; nil is least recently used. The pool owns it and calls
-	// it under a lock.
+	// Policy chooses the entries to evict, called under a lock; nil is least recently used.
 	Policy pool.Policy
 	Clock  func() time.Time // nil is time.Now
 	// Path names a file on tmpfs or hugetlbfs in which the pool outlives its process; empty: it
@@ -72,8 +70,7 @@ type Options struct {
 	// for one (many shards in many groups), or no record is free. Its entries end with the process.
 	// No lock is held. It may be nil.
 	SpaceNotKept func(pool.Fingerprint)
-	// Left is told of each entry that leaves, under the pool's lock. It keeps nothing of what it
-	// gets, and may be nil.
+	// Left is told of each entry that leaves, under a lock. It retains no argument, and may be nil.
 	Left func(*pool.Departure)
 	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Reproducible
 	// measurements set another number.
@@ -144,7 +141,6 @@ func (o *Options) arena() (*arena.Arena, error) {
 	return arena.Open(o.Bytes, o.HugePages == Auto)
 }
 
-// start returns the pool of an arena and its index.
 func start(o *Options, a *arena.Arena, c *core) *Pool {
 	p := &Pool{arena: a, core: c, advisor: c.advisor, onBadPage: o.BadPage, onNotKept: o.SpaceNotKept}
 	p.base, p.fd = a.Memory()
@@ -200,8 +196,7 @@ func (p *Pool) Arena() (base []byte, fd int) { return p.base, p.fd }
 // machine has no memory.
 func (p *Pool) Populated() error { return p.arena.Populated() }
 
-// Close frees all memory. The arena must not be accessed any more; methods called later find
-// nothing.
+// Close frees all memory, the arena too. Methods called later find nothing.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	if p.closed {

@@ -69,7 +69,6 @@ func (c *core) giveAll(slot uint32, n int) {
 	}
 }
 
-// shardCell returns the slot of a shard and its cell.
 func (c *core) shardCell(head uint32, shard int) (uint32, *slab.Cell) {
 	at := c.slabs.At(head)
 	for range shard {
@@ -100,10 +99,7 @@ func (c *core) newRecord() uint32 {
 		c.high++
 	}
 	c.recs.All[e] = record{}
-	generation := c.states.All[e].generation + 1
-	if generation == 0 {
-		generation = 1
-	}
+	generation := max((c.states.All[e].generation+1)&^upward, 1) // the highest bit of a ref stays clear
 	c.states.All[e] = recordState{generation: generation}
 	return e
 }
@@ -170,8 +166,7 @@ func (c *core) drop(e uint32, why pool.Cause) {
 	}
 }
 
-// depart tells that an entry leaves. One of an ended epoch could not be found any more, whatever
-// drops it.
+// depart tells that an entry leaves. One of an ended epoch has left by its reset.
 func (c *core) depart(e uint32, why pool.Cause) {
 	r := &c.recs.All[e]
 	m, words := &c.realms[r.ident.realm()], r.hash.Words()
@@ -224,7 +219,9 @@ func (c *core) addPin(e uint32, bytes int64) {
 
 func (c *core) unpinEntry(e uint32, at *cursor) {
 	if c.recs.All[e].pins() > 0 && c.unhold(e) {
-		c.persistUse(e)
+		if f := c.file; f != nil {
+			f.Touch(func() { c.header(c.recs.All[e].head).Used.Store(f.Tick) })
+		}
 		if r := &c.recs.All[e]; r.is(flagOwned) {
 			c.owners.Use(e, c.above(at))
 		}

@@ -8,8 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// Limits of the work that one reservation does under the lock to find room. If they do not suffice,
-// the status is Busy.
+// Limits of the work of one reservation under the lock. If they do not suffice, it is Busy.
 const (
 	maxRepairs  = 16 << 10 // entries moved in the order of eviction
 	maxPartials = 64       // partial entries looked at
@@ -92,8 +91,7 @@ func (c *core) asOld(class int32, oldest uint32) bool {
 	return true
 }
 
-// evictable reports whether an entry is neither held nor has children: a suffix goes before its
-// prefix.
+// evictable reports whether an entry is not held and has no children: a suffix goes first.
 func (c *core) evictable(e uint32) bool { return c.recs.All[e].child == none && !c.held(e) }
 
 // oldest returns the next entry to evict: the least recently used one without children. An older
@@ -139,8 +137,7 @@ func (c *core) lift(e uint32) {
 	c.scratch = path[:0]
 }
 
-// oldestOf returns the first evictable entry with a slot of the class among n entries from the
-// given one on.
+// oldestOf returns the first evictable entry with a slot of the class of n entries from one on.
 func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
 	recs := c.recs.All
 	for e := from; e != none && n > 0; e, n = recs[e].newer, n-1 {
@@ -221,57 +218,6 @@ func (c *core) reclaim(l *list) bool {
 	l.remove(c.recs.All, e)
 	c.partialYoung.push(c.recs.All, e)
 	return false
-}
-
-// Coldest implements pool.Memory: it returns the least recently used entries, at most
-// lockStride. A policy's next victims are unpredictable, so with a policy half of the result comes
-// from a round through all entries.
-func (p *Pool) Coldest(out []pool.Cold) int {
-	out = out[:min(len(out), lockStride)]
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	n := 0
-	if p.core.advisor != nil {
-		n = p.core.nextInRound(out[:len(out)/2])
-	}
-	return n + p.core.leastRecent(out[n:])
-}
-
-// nextInRound fills out with the next entries of the round.
-func (c *core) nextInRound(out []pool.Cold) (n int) {
-	for looked := 0; n < len(out) && looked < lockStride; looked++ {
-		if c.round++; c.round >= c.high {
-			c.round = none
-			continue
-		}
-		if c.recs.All[c.round].is(flagRecent) && c.cold(c.round, &out[n]) {
-			n++
-		}
-	}
-	return n
-}
-
-// leastRecent fills out with the least recently used entries.
-func (c *core) leastRecent(out []pool.Cold) (n int) {
-	e := c.recent.oldest
-	for looked := 0; e != none && n < len(out) && looked < lockStride; looked, e = looked+1, c.recs.All[e].newer {
-		if c.cold(e, &out[n]) {
-			n++
-		}
-	}
-	return n
-}
-
-// cold names an entry; false if its space is not open or was reset.
-func (c *core) cold(e uint32, out *pool.Cold) bool {
-	r := &c.recs.All[e]
-	realm := &c.realms[r.ident.realm()]
-	id, open := c.byPrint[realm.space.spec.Fingerprint]
-	if realm.over || !open || c.held(e) {
-		return false
-	}
-	*out = pool.Cold{Space: id, Group: r.ident.group(), Hash: r.hash.Bytes(r.ident.hashLen())}
-	return true
 }
 
 // ReadWithoutTouch implements pool.Memory. An entry that is pinned for that alone stays in the
@@ -364,8 +310,7 @@ func (c *core) surelyApart(child, parent uint32) bool {
 	return root != none && root != child
 }
 
-// root returns the first ancestor of e, e itself if it has none, or none if that takes too many
-// steps.
+// root returns the first ancestor of e, or e itself; none if that takes too many steps.
 func (c *core) root(e uint32) uint32 {
 	recs := c.recs.All
 	for ; c.work.steps > 0; c.work.steps-- {

@@ -89,11 +89,6 @@ type advised struct {
 	prints  []uint64
 }
 
-func (a *advised) add(c *core, e uint32) {
-	r := &c.recs.All[e]
-	a.entries, a.prints = append(a.entries, e), append(a.prints, c.seed.Hash(uint32(r.ident), r.hash))
-}
-
 // before adds the entries before ref in their chain, the last one first, at most lockStride. It
 // returns the last one that it added, and whether there may be more.
 func (p *Pool) before(ref pool.Ref, a *advised) (last pool.Ref, more bool) {
@@ -103,7 +98,8 @@ func (p *Pool) before(ref pool.Ref, a *advised) (last pool.Ref, more bool) {
 	e := c.lookupRef(ref)
 	for n := 0; e != none && n < lockStride; n++ {
 		if e = c.parent(e); e != none {
-			a.add(c, e)
+			r := &c.recs.All[e]
+			a.entries, a.prints = append(a.entries, e), append(a.prints, c.seed.Hash(uint32(r.ident), r.hash))
 			last = c.ref(e)
 		}
 	}
@@ -226,8 +222,7 @@ func (c *core) announce() {
 	c.shown = c.shown[:0]
 }
 
-// announceRun describes the entries of one group from index from on, and returns the index after
-// them.
+// announceRun describes the entries of one group from an index on, and returns the one after them.
 func (c *core) announceRun(in *pool.Insertion, from int) int {
 	id := c.recs.All[c.shown[from]].ident
 	g := c.group(id)
@@ -246,7 +241,6 @@ func (c *core) announceRun(in *pool.Insertion, from int) int {
 	return from
 }
 
-// describe sets what the blocks of a note are.
 func describe(n *advisor.Note, id ident, g *group) {
 	if n != nil {
 		n.ID, n.Use.BlockTokens = uint32(id), g.tokens
@@ -265,8 +259,7 @@ func addFound(n *advisor.Note, s *offheap.Seed, pr *probe, looked, stored int) {
 	n.Missed = stored < looked && pr.entry[stored] == none
 }
 
-// addRest adds the blocks from index from on, if the one there was missed. It does not need the
-// pool's lock.
+// addRest adds the blocks from an index on, if the one there was missed. It needs no lock.
 func addRest(n *advisor.Note, s *offheap.Seed, h *pool.Hashes, from int) {
 	if n == nil || !n.Missed {
 		return
@@ -278,27 +271,19 @@ func addRest(n *advisor.Note, s *offheap.Seed, h *pool.Hashes, from int) {
 }
 
 // OpenOwner implements pool.Memory.
-func (p *Pool) OpenOwner(name string) (pool.Owner, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+func (p *Pool) OpenOwner(name string) (o pool.Owner, err error) {
+	if !p.locked(func(c *core) { o, err = c.owners.Open(name) }) {
 		return 0, pool.ErrClosed
 	}
-	return p.core.owners.Open(name)
+	return o, err
 }
 
 // CloseOwner implements pool.Memory.
-func (p *Pool) CloseOwner(o pool.Owner) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.core.owners.Close(o)
-}
+func (p *Pool) CloseOwner(o pool.Owner) { p.locked(func(c *core) { c.owners.Close(o) }) }
 
 // SetBudget implements pool.Memory.
 func (p *Pool) SetBudget(o pool.Owner, bytes int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.core.owners.SetBudget(o, bytes)
+	p.locked(func(c *core) { c.owners.SetBudget(o, bytes) })
 }
 
 // afford reports whether an owner's budget has room for so many bytes, after evicting of its own

@@ -5,7 +5,18 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/advisor"
 )
 
-// strides calls do under the lock for each part of n hashes, and releases the lock between two.
+// locked calls do under the lock if the pool is open, and reports whether it is.
+func (p *Pool) locked(do func(c *core)) (open bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		do(p.core)
+	}
+	return !p.closed
+}
+
+// strides calls do under the lock for each part of n hashes, and releases the lock between two. In
+// a closed pool do finds nothing.
 func (p *Pool) strides(n int, do func(c *core, from, to int)) {
 	for from := 0; from < n; from += lockStride {
 		p.stride(from, min(from+lockStride, n), do)
@@ -149,7 +160,6 @@ type list struct {
 	n              int
 }
 
-// push adds e as the newest.
 func (l *list) push(recs []record, e uint32) {
 	r := &recs[e]
 	r.newer, r.older = none, l.newest

@@ -104,8 +104,7 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 	return tenants, held, false
 }
 
-// settleMoves assigns moved entries their new slots, and appends to held those that are held by
-// now.
+// settleMoves assigns moved entries their new slots, and appends to held those that are held now.
 func (c *core) settleMoves(held []tenant) []tenant {
 	for i := range c.moving {
 		m := &c.moving[i]
@@ -141,8 +140,7 @@ func (c *core) settleMove(e uint32, m *move) {
 	c.stats.MovedBytes += uint64(c.slabs.SizeAt(m.to))
 }
 
-// gather gets a slab for a class that an entry lacked, and reports whether it is worth trying the
-// entry again.
+// gather gets a slab for a class that an entry lacked, and reports whether to try the entry again.
 func (p *Pool) gather(g *progress) bool {
 	p.moves.Lock() // one at a time: a reservation that waits here may find room afterwards
 	defer p.endMoves()
@@ -167,20 +165,17 @@ func (p *Pool) gather(g *progress) bool {
 	return false
 }
 
-func (p *Pool) gatherStep(taking *gathering, parent pool.Ref) outcome {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return inVain
-	}
-	c := p.core
-	c.keep = c.lookupRef(parent)
-	defer func() { c.keep = none }()
-	return taking.step()
+func (p *Pool) gatherStep(taking *gathering, parent pool.Ref) (o outcome) {
+	o = inVain
+	p.locked(func(c *core) {
+		c.keep = c.lookupRef(parent)
+		o = taking.step()
+		c.keep = none
+	})
+	return o
 }
 
-// empty moves the content of a slab to other slabs, and reports whether the slab is free
-// afterwards.
+// empty moves the content of a slab to others, and reports whether it is free afterwards.
 func (p *Pool) empty(taking *gathering, g *progress) bool {
 	left := taking.tenants
 	var held []tenant
@@ -191,19 +186,24 @@ func (p *Pool) empty(taking *gathering, g *progress) bool {
 		}
 		left, held = held, nil
 	}
-	return p.endEmpty(taking.emptying)
+	emptied := false
+	p.locked(func(c *core) { emptied = c.slabs.EndDrain(taking.emptying) })
+	return emptied
 }
 
 // moveSome performs one stride of empty.
 func (p *Pool) moveSome(tenants, held []tenant, g *progress) (left, stay []tenant, full bool) {
-	left, held, full = p.planMoves(tenants, held)
+	if !p.locked(func(c *core) { left, held, full = c.planMoves(tenants, held) }) {
+		return nil, nil, true
+	}
 	moving := p.core.moving // moves is held, so nothing else changes it
 	for i := range moving {
 		m := &moving[i]
 		m.failed = !p.copyMove(m)
 		g.moved += m.bytes
 	}
-	return left, p.settleMoves(held), full
+	p.locked(func(c *core) { stay = c.settleMoves(held) })
+	return left, stay, full
 }
 
 // copyMove copies a shard to its new slot. It returns false if a page of either cannot be read or
@@ -233,32 +233,4 @@ func (p *Pool) endMoves() {
 	for _, page := range retired {
 		p.reportBad(page)
 	}
-}
-
-func (p *Pool) planMoves(tenants, held []tenant) (left, stay []tenant, full bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, nil, true
-	}
-	return p.core.planMoves(tenants, held)
-}
-
-func (p *Pool) settleMoves(held []tenant) []tenant {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil
-	}
-	return p.core.settleMoves(held)
-}
-
-// endEmpty ends the draining of a slab, and reports whether it is free.
-func (p *Pool) endEmpty(n int32) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return false
-	}
-	return p.core.slabs.EndDrain(n)
 }

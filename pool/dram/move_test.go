@@ -447,3 +447,19 @@ func TestBadPageIsToldWithoutLocks(t *testing.T) {
 	}
 	closePool(t, p)
 }
+
+// planMoves, settleMoves and endEmpty are the steps of an emptying, one by one.
+func (p *Pool) planMoves(tenants, held []tenant) (left, stay []tenant, full bool) {
+	p.locked(func(c *core) { left, stay, full = c.planMoves(tenants, held) })
+	return left, stay, full
+}
+
+func (p *Pool) settleMoves(held []tenant) (stay []tenant) {
+	p.locked(func(c *core) { stay = c.settleMoves(held) })
+	return stay
+}
+
+func (p *Pool) endEmpty(n int32) (emptied bool) {
+	p.locked(func(c *core) { emptied = c.slabs.EndDrain(n) })
+	return emptied
+}

@@ -31,9 +31,10 @@ func (c *core) persistShard(e, slot uint32, shard uint8, sum uint32) {
 	}
 	c.file.Touch(func() {
 		h := c.header(slot)
-		h.Hash, h.HashLen, h.Generation = r.hash.Words(), r.ident.hashLen(), sp.generation
-		h.SetPlace(sp.record, r.ident.group(), shard)
-		h.Length, h.Sum = sp.spec.Groups[r.ident.group()].ShardBytes[shard], sum
+		h.Block = arena.Block{
+			Hash: r.hash.Words(), HashLen: uint32(r.ident.hashLen()), Space: uint16(sp.record),
+			Group: r.ident.group(), Shard: shard, Generation: sp.generation, Sum: sum,
+		}
 		h.Used.Store(c.file.Tick)
 		h.Check.Store(h.SumOf(slot))
 	})
@@ -80,31 +81,17 @@ func (c *core) persistMove(e uint32, m *move) {
 		if old.Check.Load() == 0 {
 			return
 		}
-		h.Hash, h.HashLen = old.Hash, old.HashLen
-		h.CopyPlace(old)
-		h.Generation, h.Length, h.Sum = old.Generation, old.Length, old.Sum
+		h.Block = old.Block
 		h.Check.Store(h.SumOf(m.to))
 	})
 	if m.shard == 0 {
-		c.persistChildren(e)
+		child := c.recs.All[e].child
+		for n := 0; child != none && n < maxMoveChildren; n++ {
+			c.persistParent(child, e)
+			child = c.recs.All[child].next
+		}
 	}
 	f.Touch(func() { old.Check.Store(0) })
-}
-
-// persistChildren writes the place of an entry to the headers of its children.
-func (c *core) persistChildren(e uint32) {
-	child := c.recs.All[e].child
-	for n := 0; child != none && n < maxMoveChildren; n++ {
-		c.persistParent(child, e)
-		child = c.recs.All[child].next
-	}
-}
-
-// persistUse writes that e was loaded.
-func (c *core) persistUse(e uint32) {
-	if f := c.file; f != nil {
-		f.Touch(func() { c.header(c.recs.All[e].head).Used.Store(f.Tick) })
-	}
 }
 
 // tick sets the clock that persistShard and persistUse write.
@@ -114,8 +101,7 @@ func (c *core) tick() {
 	}
 }
 
-// advanceGeneration starts a new generation of a space in the file. Nothing stored before is
-// restored.
+// advanceGeneration starts a new generation of a space in the file: nothing older is restored.
 func (c *core) advanceGeneration(sp *space) {
 	if f := c.file; f != nil && sp.record != noRecord {
 		if !f.Touch(func() { sp.generation = f.SpaceAt(sp.record).Turn() }) {
@@ -154,8 +140,7 @@ func (c *core) persistSpace(sp *space) {
 	}
 }
 
-// forgetUnopened frees the record of a space that has no entries and has not been opened in this
-// process.
+// forgetUnopened frees the record of a space without entries that this process has not opened.
 func (c *core) forgetUnopened() (n int, ok bool) {
 	for print, sp := range c.unopened {
 		if c.realms[sp.realm].entries > 0 {
@@ -180,8 +165,7 @@ var ErrHeld = arena.ErrHeld
 // ProcessBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
 func ProcessBegan(pid int) uint64 { return arena.ProcessBegan(pid) }
 
-// ListAbandoned finds the pools' files in a directory that no process has open. It skips files that
-// this user may not read.
+// ListAbandoned finds the pools' files in a directory that no process has open.
 func ListAbandoned(dir string) []AbandonedFile { return arena.ListAbandoned(dir) }
 
 // openFile opens a pool whose file outlives the process.
@@ -240,12 +224,10 @@ func (o *Options) core(f *arena.File, page int64, a *advisor.Advisor, r *Recover
 	return c, nil
 }
 
-// noteInterval is how often a pool writes to its file that it is in use, and what its policy
-// learned.
+// noteInterval is how often a pool notes in its file that it is in use, and what it learned.
 const noteInterval = 10 * time.Second
 
-// fileNoter owns the file and writes these notes from a goroutine. It is nil if the pool has no
-// file.
+// fileNoter owns the file and writes these notes from a goroutine; nil: there is no file.
 type fileNoter struct {
 	file    *arena.File
 	advisor *advisor.Advisor

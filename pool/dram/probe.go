@@ -102,8 +102,7 @@ func (c *core) search(id ident, first, n int) {
 	}
 }
 
-// confirm compares the candidate for hash i, and searches on in the rare case that only its tag
-// matches.
+// confirm compares the candidate for hash i, and searches on if only its tag matches.
 func (c *core) confirm(i int, id ident) uint32 {
 	pr := &c.probe
 	e, k := pr.entry[i], &pr.key[i]

@@ -32,8 +32,7 @@ type Recovery struct {
 	Took     time.Duration
 }
 
-// errLost is a page outside the arena that went bad during its second reading: nothing of the file
-// is used then.
+// errLost is a page of the index that went bad while it was read: the file is not used then.
 var errLost = errors.New("a page of its index went bad while it was read")
 
 // restore builds the index of what the file holds.
@@ -59,8 +58,7 @@ func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 	return nil
 }
 
-// restoreSpaces makes realms for the spaces of the file, as if they had been open. OpenSpace gives
-// them IDs.
+// restoreSpaces makes realms for the spaces of the file, which get their IDs by OpenSpace.
 func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*space {
 	out := make([]*space, f.SpacesUsed())
 	for n := range out {
@@ -97,8 +95,7 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 	return out
 }
 
-// scan reads all headers of a file. Slabs are read in parallel; the entries found are added to the
-// index sequentially.
+// scan reads all headers of a file, slabs in parallel, and then adds the entries one by one.
 type scan struct {
 	*core
 	spaces         []*space   // by record
@@ -127,14 +124,13 @@ func (s *scan) readSlab(n int32) {
 	first, end := s.slabs.Slots(n)
 	s.lost.Add(s.file.TouchEach(first, end, func(slot uint32) {
 		if h := s.header(slot); s.whole(h, slot) {
-			s.found[n] = append(s.found[n], uint64(h.Shard())<<32|uint64(slot))
+			s.found[n] = append(s.found[n], uint64(h.Shard)<<32|uint64(slot))
 		}
 	}))
 	slices.Sort(s.found[n])
 }
 
-// whole reports whether a slot holds a whole shard that is to be used, and clears its header if
-// not.
+// whole reports whether a slot holds a whole shard to be used, and else clears its header.
 func (s *scan) whole(h *arena.Header, slot uint32) bool {
 	if h.Check.Load() == 0 {
 		return false
@@ -153,16 +149,15 @@ func (s *scan) whole(h *arena.Header, slot uint32) bool {
 
 // judge returns the counter of a header that is not to be used; nil if it is.
 func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
-	if !h.Whole(slot) || h.Space() >= len(s.spaces) || s.spaces[h.Space()] == nil {
+	if !h.Whole(slot) || int(h.Space) >= len(s.spaces) || s.spaces[int(h.Space)] == nil {
 		return &s.damaged
 	}
-	sp := s.spaces[h.Space()]
+	sp := s.spaces[int(h.Space)]
 	if h.Generation != sp.generation {
 		return &s.stale
 	}
-	group, shard := int(h.Group()), int(h.Shard())
+	group, shard := int(h.Group), int(h.Shard)
 	if group >= len(sp.groups) || shard >= sp.spec.Shards || h.HashLen < 1 || h.HashLen > pool.MaxHashLen ||
-		h.Length != sp.spec.Groups[group].ShardBytes[shard] ||
 		sp.groups[group].classes[shard] != s.slabs.ClassAt(slot) {
 		return &s.damaged
 	}
@@ -195,11 +190,11 @@ func (s *scan) attach(shard uint8) bool {
 
 func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 	c := s.core
-	sp := s.spaces[h.Space()]
-	id := makeIdent(sp.realm, h.Group(), int(h.HashLen))
+	sp := s.spaces[int(h.Space)]
+	id := makeIdent(sp.realm, h.Group, int(h.HashLen))
 	k := offheap.KeyOfWords(&h.Hash)
 	e := c.findWords(id, &k)
-	shard := h.Shard()
+	shard := h.Shard
 	if shard == 0 {
 		if e != none {
 			return false
@@ -264,8 +259,7 @@ func (s *scan) giveUpPartial() (n int) {
 	return n
 }
 
-// restoreOrder makes all entries visible, links them to their parents, and orders them by their
-// last store or load.
+// restoreOrder makes all entries visible, links them to their parents, and orders them by use.
 func (c *core) restoreOrder() {
 	f := c.file
 	used := make([]uint32, c.high)
@@ -307,8 +301,7 @@ func (c *core) restoreTick(order []uint64) {
 		return
 	}
 	for _, o := range order {
-		// Each part of a chain is passed to the policy separately, because it learns from its
-		// length.
+		// Parts of chains are passed to the policy one by one: it learns from their lengths.
 		if e := uint32(o); len(c.shown) > 0 && c.recs.All[e].prev != c.shown[len(c.shown)-1]|upward {
 			c.announce()
 		}

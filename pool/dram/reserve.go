@@ -13,7 +13,8 @@ func (p *Pool) Reserve(b *pool.Batch) {
 	p.advisor.CatchUp()
 	need, over := p.reserve(b, false)
 	if need > 0 {
-		if f := p.pressureFunc(); f != nil && f(need) {
+		var f func(need int64) bool
+		if p.locked(func(c *core) { f = c.pressure }); f != nil && f(need) {
 			need, over = p.reserve(b, true)
 		}
 	}
@@ -172,7 +173,6 @@ func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
 	return pool.OK, c.slot(e, shard)
 }
 
-// slot returns the slot of a shard of an entry.
 func (c *core) slot(e uint32, shard uint8) pool.Slot {
 	r := &c.recs.All[e]
 	sp := c.realms[r.ident.realm()].space
@@ -183,14 +183,7 @@ func (c *core) slot(e uint32, shard uint8) pool.Slot {
 	}
 }
 
-func (p *Pool) pressureFunc() func(int64) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.core.pressure
-}
-
-// countBusy counts the blocks of a batch that were refused, of which over because of the owner's
-// budget.
+// countBusy counts the refused blocks of a batch, of which over because of the owner's budget.
 func (p *Pool) countBusy(b *pool.Batch, over int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -221,8 +214,7 @@ func (p *Pool) Peek(b *pool.Batch) {
 	})
 }
 
-// shardStatus returns Exists or InProgress for a shard that is stored or being written, OK for
-// another.
+// shardStatus returns Exists or InProgress for a shard that is stored or being written, else OK.
 func (c *core) shardStatus(e uint32, shard uint8) pool.Status {
 	switch {
 	case c.isPresent(e, shard):

@@ -2,6 +2,7 @@ package dram
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -57,8 +58,7 @@ func (c *core) turnOver(sp *space) bool {
 	return true
 }
 
-// Limits of one slice of a sweep: the records it examines, and those it drops, before it releases
-// the lock.
+// Limits of one slice of a sweep, after which it releases the lock: records examined, and dropped.
 const (
 	sweepLooks = 4096
 	sweepDrops = 256
@@ -66,7 +66,10 @@ const (
 
 // end ends a realm. It is not reused before its sweep has run.
 func (c *core) end(realm uint32) {
-	c.noteAll(realm)
+	if c.realms[realm].space.watched {
+		c.notes.lost = true
+		c.notes.signal()
+	}
 	c.realms[realm].over = true
 	c.realms[realm].entries++
 	c.ended = append(c.ended, realm)
@@ -76,43 +79,34 @@ func (c *core) end(realm uint32) {
 func (p *Pool) Sweep() {
 	p.sweeping.Lock() // one at a time: an earlier sweep is finished when this one returns
 	defer p.sweeping.Unlock()
-	n := p.countEnded()
+	n := 0
+	p.locked(func(c *core) {
+		c.ended = slices.DeleteFunc(c.ended, func(realm uint32) bool {
+			empty := c.realms[realm].entries == 1 // the sweep's own
+			if empty {
+				c.leaveRealm(realm)
+			}
+			return empty
+		})
+		n = len(c.ended)
+	})
 	if n == 0 {
 		return
 	}
 	for from := uint32(1); from != 0; {
-		from = p.sweepSlice(from)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.core.leaveEnded(n)
-}
-
-// countEnded frees ended realms without entries, and counts the others.
-func (p *Pool) countEnded() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	full := c.ended[:0]
-	for _, n := range c.ended {
-		if c.realms[n].entries == 1 { // the sweep's own
-			c.leaveRealm(n)
-		} else {
-			full = append(full, n)
+		if !p.locked(func(c *core) { from = c.sweep(from) }) {
+			return
 		}
 	}
-	c.ended = full
-	return len(full)
+	p.locked(func(c *core) {
+		for _, realm := range c.ended[:n] {
+			c.leaveRealm(realm)
+		}
+		c.ended = c.ended[n:]
+	})
 }
 
-func (p *Pool) sweepSlice(from uint32) (next uint32) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.core.sweep(from)
-}
-
-// sweep drops entries of ended realms among the next records, and returns the record to continue
-// at, 0 at the end.
+// sweep drops entries of ended realms, and returns the record to continue at, 0 at the end.
 func (c *core) sweep(from uint32) uint32 {
 	to, dropped := min(c.high, from+sweepLooks), 0
 	for e := from; e < to; e++ {
@@ -130,14 +124,4 @@ func (c *core) sweep(from uint32) uint32 {
 		return to
 	}
 	return 0
-}
-
-// leaveEnded frees the first n ended realms: their sweep has run. There are none if the pool was
-// closed meanwhile.
-func (c *core) leaveEnded(n int) {
-	n = min(n, len(c.ended))
-	for _, realm := range c.ended[:n] {
-		c.leaveRealm(realm)
-	}
-	c.ended = c.ended[n:]
 }

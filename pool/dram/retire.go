@@ -24,7 +24,9 @@ func (p *Pool) probe(from, to int64) (bad int) { return p.probeReporting(from, t
 func (p *Pool) probeReporting(from, to int64, tell func(BadPage)) (bad int) {
 	for off := max(from, 0) / p.info.PageBytes * p.info.PageBytes; off < to; off += p.info.PageBytes {
 		if !pagefault.Readable(p.base, off) {
-			if page, fresh := p.retireLocked(off); fresh {
+			var page BadPage
+			fresh := false
+			if p.locked(func(c *core) { page, fresh = c.retire(off) }); fresh {
 				tell(page)
 			}
 			bad++
@@ -37,15 +39,6 @@ func (p *Pool) reportBad(page BadPage) {
 	if p.onBadPage != nil {
 		p.onBadPage(page)
 	}
-}
-
-func (p *Pool) retireLocked(off int64) (page BadPage, fresh bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return page, false
-	}
-	return p.core.retire(off)
 }
 
 func (c *core) retire(off int64) (page BadPage, fresh bool) {

@@ -513,7 +513,9 @@ func (r *retiring) end() {
 
 // retire retires the page at an offset of the arena, and reports it if it is newly retired.
 func (p *Pool) retire(off int64) {
-	if page, fresh := p.retireLocked(off); fresh {
+	var page BadPage
+	fresh := false
+	if p.locked(func(c *core) { page, fresh = c.retire(off) }); fresh {
 		p.reportBad(page)
 	}
 }

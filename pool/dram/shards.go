@@ -17,13 +17,6 @@ func (s *shardSet) has(shard uint8) bool { return s[shard/64]&(1<<(shard%64)) !=
 func (s *shardSet) add(shard uint8)      { s[shard/64] |= 1 << (shard % 64) }
 func (s *shardSet) remove(shard uint8)   { s[shard/64] &^= 1 << (shard % 64) }
 
-func (s *shardSet) count() (n int) {
-	for _, w := range s {
-		n += bits.OnesCount64(w)
-	}
-	return n
-}
-
 // wideShards holds the states of a wide entry's shards.
 type wideShards struct{ present, writing shardSet }
 
@@ -35,8 +28,7 @@ func fullLife(n int) uint16 {
 	return uint16(1<<n - 1)
 }
 
-// widen prepares a new entry of n shards, and returns the flag of a wide one; false if there is no
-// memory.
+// widen prepares an entry of n shards, and returns the flag of a wide one; false: no memory.
 func (c *core) widen(e uint32, n int) (flag uint32, ok bool) {
 	if n <= inlineShards {
 		return 0, true
@@ -49,7 +41,6 @@ func (c *core) widen(e uint32, n int) (flag uint32, ok bool) {
 	return flagWide, true
 }
 
-// isPresent reports whether a shard is committed.
 func (c *core) isPresent(e uint32, shard uint8) bool {
 	if c.recs.All[e].is(flagWide) {
 		return c.wide.All[e].present.has(shard)
@@ -57,7 +48,6 @@ func (c *core) isPresent(e uint32, shard uint8) bool {
 	return c.states.All[e].present&(1<<shard) != 0
 }
 
-// isWriting reports whether a job is writing a shard.
 func (c *core) isWriting(e uint32, shard uint8) bool {
 	if c.recs.All[e].is(flagWide) {
 		return c.wide.All[e].writing.has(shard)
@@ -76,7 +66,6 @@ func (c *core) beginWriting(e uint32, shard uint8) {
 	l.writing |= 1 << shard
 }
 
-// endWriting ends the writing of a shard.
 func (c *core) endWriting(e uint32, shard uint8) {
 	l := &c.states.All[e]
 	if c.recs.All[e].is(flagWide) {
@@ -105,23 +94,4 @@ func (c *core) presentCount(e uint32) int {
 	} else {
 		return bits.OnesCount16(n)
 	}
-}
-
-// checkShards verifies the states of an entry's shards, of which it has n.
-func (c *core) checkShards(e uint32, n int) (ok bool) {
-	r, l := &c.recs.All[e], &c.states.All[e]
-	if r.is(flagWide) != (n > inlineShards) {
-		return false
-	}
-	if !r.is(flagWide) {
-		return l.present&l.writing == 0 && (l.present|l.writing)&^fullLife(n) == 0
-	}
-	w := &c.wide.All[e]
-	for shard := range pool.MaxShards {
-		s := uint8(shard)
-		if w.present.has(s) && w.writing.has(s) || shard >= n && (w.present.has(s) || w.writing.has(s)) {
-			return false
-		}
-	}
-	return w.present.count() == int(l.present) && w.writing.count() == int(l.writing)
 }

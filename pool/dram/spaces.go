@@ -42,7 +42,6 @@ type realm struct {
 // group returns the group of an entry, also if its epoch has ended.
 func (c *core) group(id ident) *group { return &c.realms[id.realm()].space.groups[id.group()] }
 
-// space returns an open space, or nil.
 func (c *core) space(s pool.SpaceID) *space {
 	if int(s) >= len(c.spaces) {
 		return nil
@@ -233,21 +232,17 @@ func cloneSpec(s pool.Spec) pool.Spec {
 }
 
 // Epoch implements pool.Spaces; it returns 0 for a space that is not open.
-func (p *Pool) Epoch(s pool.SpaceID) uint32 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if sp := p.core.space(s); sp != nil {
-		return sp.epoch
-	}
-	return 0
+func (p *Pool) Epoch(s pool.SpaceID) (epoch uint32) {
+	p.locked(func(c *core) {
+		if sp := c.space(s); sp != nil {
+			epoch = sp.epoch
+		}
+	})
+	return epoch
 }
 
 // SetPressure implements pool.Spaces.
-func (p *Pool) SetPressure(f func(need int64) bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.core.pressure = f
-}
+func (p *Pool) SetPressure(f func(need int64) bool) { p.locked(func(c *core) { c.pressure = f }) }
 
 // Stats implements pool.Spaces.
 func (p *Pool) Stats() pool.Stats {
@@ -268,28 +263,22 @@ func (p *Pool) stats() pool.Stats {
 		s.FileFull = f.TimesFull()
 	}
 	if !p.closed {
-		s.IndexBytes = c.resident()
+		s.IndexBytes = c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
+			c.wide.Resident(int(c.widest)) + c.owners.Resident() + c.slabs.Resident()
 	}
 	s.Classes = c.slabs.Stats()
 	s.Owners = c.owners.Stats()
 	return s
 }
 
-// resident returns the touched memory of hash table, headers and slot table.
-func (c *core) resident() int64 {
-	return c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
-		c.wide.Resident(int(c.widest)) + c.owners.Resident() + c.slabs.Resident()
-}
-
-// SpaceEntries implements pool.Memory. It counts the entries of the current epoch, including
-// those that lack shards.
-func (p *Pool) SpaceEntries(s pool.SpaceID) int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if sp := p.core.space(s); sp != nil {
-		return int64(p.core.realms[sp.realm].entries)
-	}
-	return 0
+// SpaceEntries implements pool.Memory. It counts those of this epoch, also without all shards.
+func (p *Pool) SpaceEntries(s pool.SpaceID) (n int64) {
+	p.locked(func(c *core) {
+		if sp := c.space(s); sp != nil {
+			n = int64(c.realms[sp.realm].entries)
+		}
+	})
+	return n
 }
 
 // maxNotes bounds the names of entries that wait to be taken: 40 bytes each, in two lists.
@@ -321,14 +310,6 @@ func (c *core) note(e uint32) {
 	c.notes.signal()
 }
 
-// noteAll notes that a realm ends.
-func (c *core) noteAll(realm uint32) {
-	if c.realms[realm].space.watched {
-		c.notes.lost = true
-		c.notes.signal()
-	}
-}
-
 func (n *notes) signal() {
 	select {
 	case n.changed <- struct{}{}:
@@ -338,14 +319,14 @@ func (n *notes) signal() {
 
 // Watch implements pool.Journal.
 func (p *Pool) Watch(s pool.SpaceID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if sp := p.core.space(s); sp != nil {
-		sp.watched = true
-		if p.core.notes.list == nil {
-			p.core.notes.list = make([]pool.Change, 0, maxNotes)
+	p.locked(func(c *core) {
+		if sp := c.space(s); sp != nil {
+			sp.watched = true
+			if c.notes.list == nil {
+				c.notes.list = make([]pool.Change, 0, maxNotes)
+			}
 		}
-	}
+	})
 }
 
 // Changed implements pool.Journal.
@@ -367,7 +348,6 @@ func (p *Pool) Changes(empty []pool.Change) (all []pool.Change, lost bool) {
 // Holds implements pool.Journal.
 func (p *Pool) Holds(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) (open bool) {
 	p.Exists(s, group, h, present)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.core.space(s) != nil
+	p.locked(func(c *core) { open = c.space(s) != nil })
+	return open
 }

@@ -6,14 +6,15 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/evict"
 )
 
-// coldest are the blocks of a chain's pool in the order in which they may go, by their first byte.
+// coldest are a pool's blocks that are not held, in the order of eviction, by their first byte.
 func coldest(p *Pool) (out []byte) {
-	all := make([]pool.Cold, lockStride)
-	for _, c := range all[:p.Coldest(all)] {
-		out = append(out, c.Hash.Bytes[0])
+	c := p.core
+	for e := c.recent.oldest; e != none; e = c.recs.All[e].newer {
+		if r := &c.recs.All[e]; !c.held(e) {
+			out = append(out, r.hash.Bytes(r.ident.hashLen()).Bytes[0])
+		}
 	}
 	return out
 }
@@ -152,26 +153,20 @@ func dropAll(p *Pool, id pool.SpaceID, numbers ...byte) {
 	}
 }
 
-// Without a policy the coldest are the least recently used, in each call; with one, which may evict
-// any, many calls cover all.
-func TestColdestNamesAllThatMayGo(t *testing.T) {
-	for name, c := range map[string]struct {
-		policy pool.Policy
-		want   int
-	}{"no policy": {nil, lockStride}, "a policy": {evict.NewHazard(), 1000}} {
-		p := reopen(t, Options{Bytes: 1 << 20, SlabBytes: 16 << 10, Policy: c.policy})
-		id := openSpec(t, p, keptSpec)
-		put(t, p, id, randomChain(nil, 1, 1000))
-		named := map[pool.Hash]bool{}
-		for range 2 * 1000 / (lockStride / 2) {
-			all := make([]pool.Cold, lockStride)
-			for _, cold := range all[:p.Coldest(all)] {
-				named[cold.Hash] = true
-			}
+// TestRefsKeepTheirHighestBitClear reuses a record until its generation wraps: a ref never has the
+// bit by which tiers tell their promises.
+func TestRefsKeepTheirHighestBitClear(t *testing.T) {
+	p := reopen(t, Options{Bytes: 64 << 10, SlabBytes: 16 << 10})
+	defer closePool(t, p)
+	id := openSpec(t, p, keptSpec)
+	p.core.states.All[1].generation = 1<<31 - 3
+	for n := range byte(6) {
+		b := lonely(id, n)
+		put(t, p, id, b.Hashes)
+		p.Acquire(b)
+		if ref := b.Slots[0].Ref; ref>>63 != 0 || uint32(ref) != 1 || ref>>32 == 0 {
+			t.Errorf("ref %x", ref)
 		}
-		if len(named) != c.want {
-			t.Errorf("%s: %d of 1000 blocks are named, want %d", name, len(named), c.want)
-		}
-		closePool(t, p)
+		p.Release(b.Slots, []pool.Status{pool.Corrupt})
 	}
 }

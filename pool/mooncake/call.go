@@ -12,7 +12,6 @@ import (
 // errDied is the error of a call whose helper ended before it answered.
 var errDied = errors.New("the helper ended")
 
-// current returns the helper.
 func (s *Store) current() (*helper, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,8 +121,7 @@ func (s *Store) tallyDelete(codes []int64) {
 	}
 }
 
-// ask sends an operation for all valid keys, at most maxKeys in a request, and calls tell with the
-// code of each.
+// ask sends an operation for all valid keys, maxKeys at once, and calls tell with each code.
 func (s *Store) ask(ctx context.Context, op operation, keys []pool.Key, tell func(i int, code int64)) error {
 	for from := 0; from < len(keys); from += maxKeys {
 		var names []string

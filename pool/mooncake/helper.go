@@ -20,8 +20,7 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// helper is a process and the requests sent to it. It is used until it is reaped, and not started
-// again.
+// helper is a process, from its start until it is reaped, and the requests sent to it.
 type helper struct {
 	conn    *net.UnixConn
 	cmd     *exec.Cmd
@@ -275,7 +274,6 @@ func newMemory(bytes int64) (Memory, error) {
 
 func (m *Memory) close() error { return errors.Join(unix.Munmap(m.Base), unix.Close(m.FD)) }
 
-// offset returns where data is in the memory, if all of it is.
 func (m *Memory) offset(data []byte) (int64, bool) {
 	if len(data) == 0 || len(data) > len(m.Base) {
 		return 0, false

@@ -256,8 +256,7 @@ func (s *Store) answered(h *helper) {
 	}
 }
 
-// Usage returns what this store put since it was opened, less what it deleted. Mooncake does not
-// report evictions.
+// Usage returns what this store put less what it deleted: Mooncake does not report evictions.
 func (s *Store) Usage() pool.Usage { return s.stock.Usage() }
 
 // Error codes of Mooncake with a specific meaning.

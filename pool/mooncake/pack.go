@@ -181,8 +181,7 @@ func (t *transfers) record(op operation, codes []int64, now time.Time) bool {
 	return true
 }
 
-// tally counts the stored values, which have code 0, and has the helper replaced if all its
-// transfers fail.
+// tally counts the stored values, of code 0, and replaces a helper whose transfers all fail.
 func (s *Store) tally(h *helper, op operation, places []place, codes []int64) {
 	for i, code := range codes {
 		if op == opPut && code == 0 && i < len(places) {

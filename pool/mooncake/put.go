@@ -46,8 +46,7 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return err
 }
 
-// settleGet sets an item's status. A value that does not verify, or has another length than asked
-// for, is Corrupt.
+// settleGet sets an item's status: Corrupt if it does not verify or has another length.
 func (s *Store) settleGet(it *pool.Item, at *place, code int64) {
 	switch {
 	case code == pool.ValueHeader+at.Length:

@@ -173,8 +173,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// reason returns the helper's own last line. Mooncake's lines may contain a password of the
-// metadata server.
+// reason returns the helper's own last line; Mooncake's may have the metadata server's password.
 func (t *tail) reason() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,8 +10,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// Limits of the frames between the store and its helper, which python/kvagent/mooncake.py
-// describes.
+// Limits of the frames between store and helper, described in python/kvagent/mooncake.py.
 const (
 	wireVersion = 2
 	maxFrame    = 1 << 20 // bytes
@@ -34,8 +33,7 @@ const (
 	areaArena  = 1
 )
 
-// A frame is its length and one of the following as a msgpack array of its fields, everything in
-// its shortest form.
+// A frame is its length and a msgpack array of the fields of one of these, in its shortest form.
 type (
 	hello struct {
 		Version       int
@@ -80,7 +78,6 @@ type (
 	}
 )
 
-// encode returns a frame.
 func encode(frame any) []byte {
 	var out bytes.Buffer
 	out.Write(make([]byte, 4))

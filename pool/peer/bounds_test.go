@@ -528,7 +528,6 @@ func TestClose(t *testing.T) {
 				if err := <-result; !errors.Is(err, want) {
 					t.Errorf("%v", err)
 				}
-				check(t, errors.Join(w.p.Check(), w.d.Check()))
 				if _, err := w.client.Fetch(t.Context(), "p", w.d.request("r", h), nil); !errors.Is(err, ErrClosed) &&
 					!errors.Is(err, ErrSuspended) {
 					t.Errorf("%v", err)

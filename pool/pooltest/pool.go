@@ -9,13 +9,13 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Pool is a pool whose slots this process can read and write.
+// Pool is a pool whose slots this process can read and write. One that can verify its invariants
+// has a method Check() error, which returns the first violation.
 type Pool interface {
 	pool.Index
 	pool.Slots
 	pool.Spaces
 	Arena() (base []byte, fd int)
-	Check() error // verifies all invariants and returns the first violation
 	Close() error
 }
 

@@ -175,7 +175,6 @@ func (c *bounded) next(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// check checks a line of an answer.
 func (c *bounded) check(line []byte) error {
 	if len(c.nested) == 0 && !c.tail {
 		if err := c.begin(); err != nil {
@@ -259,7 +258,6 @@ func (c *bounded) element(kind byte, text []byte) error {
 	return nil
 }
 
-// endElement ends an element, and the arrays whose last one it is.
 func (c *bounded) endElement() {
 	for len(c.nested) > 0 {
 		last := len(c.nested) - 1

@@ -66,8 +66,7 @@ type commands struct {
 
 var errCommand = errors.New("redis: the library writes no command")
 
-// read reads the next bytes, and calls ended with the bounds of the answer to each command that
-// ends there.
+// read reads the next bytes, and calls ended with the bounds of the answer to each whole command.
 func (c *commands) read(p []byte, ended func(allowance)) error {
 	for len(p) > 0 {
 		if c.data > 0 {

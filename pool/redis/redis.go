@@ -162,7 +162,6 @@ func (s *Store) master(ctx context.Context) (addr string, err error) {
 	return addr, err
 }
 
-// ask asks one sentinel.
 func (s *Store) ask(ctx context.Context, sentinel string) (addr string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.o.Silence)
 	defer cancel()

@@ -87,8 +87,7 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return s.batches(ctx, items, s.getBatch)
 }
 
-// getBatch deletes values that do not verify or have another length than asked for, so that they
-// can be stored again.
+// getBatch deletes values that do not verify or have another length, so they can be stored again.
 func (s *Store) getBatch(ctx context.Context, items []*pool.Item) error {
 	commands := make([][]string, len(items))
 	for i, it := range items {

@@ -74,8 +74,7 @@ func (c *Condition) Set(to State, reason error) {
 	c.SetIf(func() bool { return true }, to, reason)
 }
 
-// SetIf is Set if still returns true. still must not call the condition; the state does not change
-// while it runs.
+// SetIf is Set if still, which must not call the condition and during which it stays, returns true.
 func (c *Condition) SetIf(still func() bool, to State, reason error) {
 	c.mu.Lock()
 	from, sets := c.state, still()
@@ -120,8 +119,7 @@ func Name(prefix string, k *pool.Key) string {
 	return string(k.AppendText(append(b, prefix...)))
 }
 
-// Between returns nil for an option in its range, otherwise an error that names the store, the
-// option and the range.
+// Between returns an error for an option out of its range, with the store's name.
 func Between[T int | int64 | time.Duration](store, name string, v, low, high T) error {
 	if v < low || v > high {
 		return fmt.Errorf("%s: %s is %v, allowed: %v to %v", store, name, v, low, high)

@@ -160,7 +160,7 @@ func (s *Store) put(ctx context.Context, it *pool.Item) error {
 			return err
 		}
 	}
-	body := newBody(pool.AppendValueHeader(nil, &it.Key, it.Data), it.Data)
+	body := &body{rest: [2][]byte{pool.AppendValueHeader(nil, &it.Key, it.Data), it.Data}}
 	defer body.end()
 	o := minio.PutObjectOptions{ContentType: "application/octet-stream", DisableMultipart: true}
 	if !s.plain.Load() {
@@ -209,8 +209,6 @@ type body struct {
 	rest [2][]byte
 	over bool
 }
-
-func newBody(header, data []byte) *body { return &body{rest: [2][]byte{header, data}} }
 
 var errOver = errors.New("s3: the call has ended")
 

@@ -76,8 +76,7 @@ func (o *Options) checkNames() error {
 	return nil
 }
 
-// client returns the library's client. It does not retry, since callers have deadlines and count
-// failures.
+// client returns the library's client, without retries: callers have deadlines and count failures.
 func (o *Options) client(transport http.RoundTripper) (*minio.Core, error) {
 	lookup := minio.BucketLookupAuto
 	if o.PathStyle {

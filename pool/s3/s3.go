@@ -175,8 +175,7 @@ func (s *Store) remove(ctx context.Context, k *pool.Key) error {
 	return nil
 }
 
-// List calls found for every block under the prefix until it returns false. It is slow, and meant
-// for administration.
+// List implements pool.Lister.
 func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -218,8 +217,7 @@ func (s *Store) Report() pool.StoreReport { return s.condition.Report(countNames
 // State returns the current state.
 func (s *Store) State() remote.State { return s.condition.State() }
 
-// Usage returns what this process stored since it was opened. A bucket does not report its
-// contents.
+// Usage returns what this process stored: a bucket does not report its contents.
 func (s *Store) Usage() pool.Usage { return s.stock.Usage() }
 
 // verdict is the meaning of an answer for one request.
@@ -234,8 +232,7 @@ const (
 	silence         // there was no answer
 )
 
-// errHidden is passed to OnState once, with an unchanged state, if the keys may not list the
-// bucket.
+// errHidden is passed to OnState once, with the state as it is, if the keys may not list.
 var errHidden = errors.New("403 for a missing object is taken for a miss: " +
 	"the keys may not list the bucket, or may not read this object")
 

@@ -160,8 +160,7 @@ func (p *Pool) countLate() {
 	}
 }
 
-// askTiers asks the shared tiers for the entries whose existence is unknown and returns the open
-// questions.
+// askTiers asks the shared tiers for entries of which nothing is known. It returns open questions.
 func (p *Pool) askTiers(s pool.SpaceID, sp *space, asked []pool.Asked, since time.Time) (open []*question) {
 	now := sp.now.Load()
 	if now.epoch == 0 || now.off {
@@ -256,8 +255,7 @@ func (p *Pool) askEntry(
 	return asked, in
 }
 
-// submit queues a question. It returns false if too many are waiting; the question is then over,
-// without an answer.
+// submit queues a question; false if too many are waiting: it is over then, without an answer.
 func (l *level) submit(q *question) bool {
 	l.count.asked.Add(uint64(len(q.digests)))
 	select {

@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"errors"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +35,7 @@ func newTorn(t *testing.T, tr Tier) (n *node, d *dram.Pool) {
 		if s := d.Stats(); s.Pinned != 0 || s.Partial != 0 {
 			t.Errorf("%d bytes are pinned, %d entries partial", s.Pinned, s.Partial)
 		}
-		check(t, errors.Join(d.Check(), d.Close()))
+		check(t, d.Close())
 	})
 	n = &node{Pool: p, t: t, spec: specOf("model", 1)}
 	n.space, err = p.OpenSpace(n.spec)
@@ -54,32 +53,26 @@ func tear(t *testing.T, d *dram.Pool) {
 // TestWriteBehindMeetsABadPage checks that the blocks in a page that cannot be read are dropped,
 // everything else is written, and the tier goes on.
 func TestWriteBehindMeetsABadPage(t *testing.T) {
-	for name, when := range map[string]When{"on second use": OnSecondUse, "on eviction": OnEvict} {
-		t.Run(name, func(t *testing.T) {
-			store := pooltest.NewShelf()
-			n, d := newTorn(t, Tier{Name: "disk", Store: store, Local: true, Write: when})
-			h := chain("a", tornBlocks)
-			n.save(h)
-			tear(t, d)
-			n.Prefix(n.space, 0, h) // a use
-			n.stored(0, tornBlocks-tornPage)
-			n.waitFor("the rest is given up", func(*pool.TierReport) bool {
-				return d.Stats().Entries == tornBlocks-tornPage
-			})
-			if s := d.Stats(); s.Bad.Pages != 1 || s.Bad.Dropped != tornPage {
-				t.Errorf("%+v", s.Bad)
-			}
-			late := chain("late", 8)
-			n.save(late)
-			if got := n.load(late); got != 8 {
-				t.Errorf("%d of 8 blocks that were saved later", got)
-			}
-			n.Prefix(n.space, 0, late)
-			if when == OnSecondUse {
-				n.stored(0, tornBlocks-tornPage+8)
-			}
-		})
+	store := pooltest.NewShelf()
+	n, d := newTorn(t, Tier{Name: "disk", Store: store, Local: true, Write: OnSecondUse})
+	h := chain("a", tornBlocks)
+	n.save(h)
+	tear(t, d)
+	n.Prefix(n.space, 0, h) // a use
+	n.stored(0, tornBlocks-tornPage)
+	n.waitFor("the rest is given up", func(*pool.TierReport) bool {
+		return d.Stats().Entries == tornBlocks-tornPage
+	})
+	if s := d.Stats(); s.Bad.Pages != 1 || s.Bad.Dropped != tornPage {
+		t.Errorf("%+v", s.Bad)
 	}
+	late := chain("late", 8)
+	n.save(late)
+	if got := n.load(late); got != 8 {
+		t.Errorf("%d of 8 blocks that were saved later", got)
+	}
+	n.Prefix(n.space, 0, late)
+	n.stored(0, tornBlocks-tornPage+8)
 }
 
 // TestFetchMeetsABadPage checks that the promise of a block that would use a bad page fails, and

@@ -77,7 +77,6 @@ func (b *breaker) brief() bool {
 	return b.backoff.Pause() <= briefPause
 }
 
-// state returns the breaker's state for reports.
 func (b *breaker) state() (name string, opened, tries uint64, pause time.Duration, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -140,8 +139,7 @@ func (p *storeSpeed) asked(took time.Duration) {
 	p.ask = smooth(p.ask, took.Seconds())
 }
 
-// report returns the bytes a second while fetches ran, and the seconds of a Get, a Put and a
-// question.
+// report returns bytes a second while fetches ran, and seconds of a Get, a Put and a question.
 func (p *storeSpeed) report() (rate, get, put, ask float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

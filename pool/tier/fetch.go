@@ -199,8 +199,7 @@ func (p *Pool) requeue(l *level, rest []*promise) {
 	run(calls)
 }
 
-// end ends a promise that was not fetched, or sends it on to the next tier if l, the tier that
-// failed, is not nil.
+// end ends a promise that was not fetched, or sends it on to the tier after l, if l failed.
 func (p *Pool) end(pr *promise, l *level) {
 	p.mu.Lock()
 	var calls []func()
@@ -289,7 +288,7 @@ func (p *Pool) settleInstalled(pr *promise, from *level, held []pool.Slot) {
 	if pr.era == pr.sp.now.Load() {
 		for _, l := range p.levels[:from.number] {
 			if l.Write == OnSave {
-				l.queueLocked(outgoing{origin: pr.origin})
+				l.queueLocked(pr.origin)
 			}
 		}
 	}

@@ -24,7 +24,6 @@ type level struct {
 	count   counts
 	logged  logLimiter
 
-	copied    atomic.Int64  // bytes of staging used by copies on eviction
 	trouble   chan struct{} // cap 1: the breaker opened, or the store is full
 	questions chan *question
 	asking    asking
@@ -102,11 +101,10 @@ func (l *level) work(ctx context.Context) {
 type task struct {
 	fetch  []*promise
 	remove []pool.Key
-	put    []outgoing
+	put    []origin
 }
 
-// next waits for work: fetches before deletes before puts. It returns an empty task when the pool
-// closes.
+// next waits for work: fetches before deletes before puts; an empty task: the pool closes.
 func (l *level) next() task {
 	p := l.p
 	p.mu.Lock()
@@ -140,8 +138,7 @@ func (l *level) doneWriting() {
 	l.wake.Signal()
 }
 
-// countResult counts the outcome of a call to the store. It opens the breaker after too many
-// failures in a row.
+// countResult counts the outcome of a call to the store, and opens the breaker.
 func (l *level) countResult(ctx context.Context, err error) {
 	switch {
 	case err == nil:
@@ -168,8 +165,7 @@ func (l *level) signal() {
 	}
 }
 
-// monitor waits for the breaker to open or the store to fill up, and brings the store back into
-// use.
+// monitor waits until the breaker opens or the store is full, and brings it back into use.
 func (l *level) monitor(ctx context.Context) {
 	for {
 		select {

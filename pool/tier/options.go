@@ -35,10 +35,9 @@ const (
 	Never       When = iota
 	OnSave           // when all shards are committed, or when the block came from a tier farther away
 	OnSecondUse      // when a look-up finds it in memory
-	OnEvict          // when it is among the next to be evicted, as far as the tier is quick enough
 )
 
-var whens = [...]string{"never", "save", "second-use", "evict"}
+var whens = [...]string{"never", "save", "second-use"}
 
 func (w When) String() string {
 	if int(w) < len(whens) {
@@ -54,11 +53,10 @@ func ParseWhen(name string) (When, error) {
 			return When(i), nil
 		}
 	}
-	return 0, fmt.Errorf("write: %q, allowed: never, save, second-use, evict", name)
+	return 0, fmt.Errorf("write: %q, allowed: never, save, second-use", name)
 }
 
-// Tier is one store of a stack and how it is used. Fields left zero take their default, which is
-// the last number given.
+// Tier is one store of a stack and how it is used. A zero field has its default, the last number.
 type Tier struct {
 	Name  string // 1 to 32 of a-z, 0-9 and -, for people and metrics
 	Store pool.Store
@@ -116,8 +114,7 @@ type Options struct {
 	testHook   func()     // nil except in tests; see callTestHook
 }
 
-// DefaultStaging is the size of an agent's Staging in bytes. It is only address space until it is
-// used.
+// DefaultStaging is the size of an agent's Staging in bytes: address space until it is used.
 const DefaultStaging = 256 << 20
 
 func (o *Options) complete(m pool.Memory) (err error) {
@@ -155,14 +152,4 @@ func (t *Tier) complete() error {
 	t.BreakFirst = cmp.Or(t.BreakFirst, 500*time.Millisecond)
 	t.BreakLast = cmp.Or(t.BreakLast, max(10*time.Second, t.BreakFirst))
 	return nil
-}
-
-// completePromises sets PromiseWithin long enough for one fetch from every tier and the wait for
-// each.
-func (p *Pool) completePromises() {
-	all := time.Duration(0)
-	for _, l := range p.levels {
-		all += l.FetchWithin
-	}
-	p.o.PromiseWithin = cmp.Or(p.o.PromiseWithin, max(time.Minute, 2*all))
 }

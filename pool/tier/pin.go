@@ -11,14 +11,9 @@ import (
 func (p *Pool) Pin(
 	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
 ) (int, []pool.Ref, int64) {
-	base := len(refs)
 	n, refs, bytes := p.Memory.Pin(s, group, h, maxBytes, refs)
 	if len(p.levels) == 0 {
 		return n, refs, bytes
-	}
-	if cut := p.dropAmbiguous(refs[base:]); cut >= 0 {
-		bytes -= bytes / int64(n) * int64(n-cut) // the blocks of a group have one size
-		return cut, refs[:base+cut], bytes
 	}
 	if p.using && n > 0 {
 		p.used(s, group, h.Slice(0, n))
@@ -51,19 +46,6 @@ func (p *Pool) Pin(
 		i++
 	}
 	return end, refs, bytes
-}
-
-// dropAmbiguous returns the index of the first ref of memory that has promiseBit set, or -1. It
-// unpins that ref and those after it, since they cannot be told from promises. Memory's refs reach
-// that bit only after 2^31 reuses of one place.
-func (p *Pool) dropAmbiguous(refs []pool.Ref) int {
-	for i, ref := range refs {
-		if ref&promiseBit != 0 {
-			p.Memory.Unpin(refs[i:])
-			return i
-		}
-	}
-	return -1
 }
 
 // promise makes a promise of entry i of a chain.
@@ -102,8 +84,7 @@ func (p *Pool) addShared(w *promise) {
 	}
 }
 
-// parentOf returns the hash before entry i of a chain, also where the view begins after the start
-// of the prompt.
+// parentOf returns the hash before entry i of a chain, also if that is before the view.
 func parentOf(h *pool.Hashes, i int) (parent pool.Hash) {
 	step := max(h.Step, 1)
 	if at := h.First + (i-1)*step; at >= 0 {
@@ -195,16 +176,4 @@ func (p *Pool) Fetched(refs []pool.Ref) (own, shared int) {
 func (p *Pool) Hint(refs []pool.Ref) {
 	p.unpinPromises(refs, true)
 	p.unpinMemory(refs)
-}
-
-// PinEach implements pool.Advised for memory: nothing is fetched from tiers for it.
-func (p *Pool) PinEach(
-	s pool.SpaceID, group uint8, h pool.Hashes, refs []pool.Ref,
-) (all []pool.Ref, bytes int64) {
-	base := len(refs)
-	refs, bytes = p.Memory.PinEach(s, group, h, refs)
-	if cut := p.dropAmbiguous(refs[base:]); cut >= 0 {
-		refs = refs[:base+cut]
-	}
-	return refs, bytes
 }

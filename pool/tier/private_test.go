@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -50,14 +49,6 @@ func (c *called) Delete(ctx context.Context, keys []pool.Key) error {
 	return c.Store.Delete(ctx, keys)
 }
 
-// coldest is a memory that lists blocks of one space as the next to be evicted.
-type coldest struct {
-	*dram.Pool
-	cold []pool.Cold
-}
-
-func (c *coldest) Coldest(out []pool.Cold) int { return copy(out, c.cold) }
-
 // TestPrivateSpaceStaysInMemory checks that no block of a private space is written to a tier,
 // whatever the tier writes, that no tier is asked for one, and that a reset of it tells no tier.
 // Look-ups find what memory has, before the reset alone.
@@ -65,7 +56,7 @@ func TestPrivateSpaceStaysInMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var tiers []Tier
 		var stores []*called
-		for _, write := range []When{OnSave, OnSecondUse, OnEvict} {
+		for _, write := range []When{OnSave, OnSecondUse} {
 			for _, where := range []string{"local", "shared"} {
 				c := &called{Store: pooltest.NewShelf()}
 				stores = append(stores, c)
@@ -75,8 +66,7 @@ func TestPrivateSpaceStaysInMemory(t *testing.T) {
 			}
 		}
 		m := openMemory(t, 200)
-		c := &coldest{Pool: m}
-		n := openNode(t, m, c, 2, Options{PrefetchBytes: 64 << 10}, tiers)
+		n := openNode(t, m, m, 2, Options{PrefetchBytes: 64 << 10}, tiers)
 		public := n.spec
 		n.spec = specOf("private", 2)
 		n.spec.Private = true
@@ -84,9 +74,6 @@ func TestPrivateSpaceStaysInMemory(t *testing.T) {
 		n.space, err = n.OpenSpace(n.spec)
 		check(t, err)
 		h := chain("a", 95) // memory is nearly full
-		for i := range h.N {
-			c.cold = append(c.cold, pool.Cold{Space: n.space, Hash: pool.MakeHash(h.At(i))})
-		}
 		use := func(want int) {
 			t.Helper()
 			if n.ask(chain("b", 10), time.Second) || n.Prefix(n.space, 0, chain("b", 10)) != 0 {

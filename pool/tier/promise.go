@@ -9,10 +9,9 @@ import (
 )
 
 // promiseBit marks a promise; refs of memory have it clear.
-const promiseBit = pool.Ref(1) << 63
+const promiseBit = pool.Ref(1) << 63 // memory leaves it clear
 
-// promise is an entry that is being brought to memory. Pool.mu guards the fields that change after
-// it was made.
+// promise is an entry that is being brought to memory. Pool.mu guards the fields that change.
 type promise struct {
 	origin
 	id       uint64
@@ -106,8 +105,7 @@ func (p *Pool) sendLocked(pr *promise) bool {
 	return false
 }
 
-// settleLocked ends a promise unless it has ended, and appends the waiters to call after mu is
-// released.
+// settleLocked ends a promise unless it has ended, and appends the waiters to call without mu.
 func (p *Pool) settleLocked(pr *promise, state promiseState, calls []func()) []func() {
 	if !pr.open() {
 		return calls
@@ -137,8 +135,7 @@ func (p *Pool) settleLocked(pr *promise, state promiseState, calls []func()) []f
 	return calls
 }
 
-// unpinLocked releases one pin. It appends what to call and which slots to release after mu is
-// released.
+// unpinLocked releases one pin. It appends what to call and which slots to release without mu.
 func (p *Pool) unpinLocked(ref pool.Ref, calls []func(), slots []pool.Slot) ([]func(), []pool.Slot) {
 	pr := p.mu.byID[uint64(ref&^promiseBit)]
 	if pr == nil || pr.pins == 0 {
@@ -159,8 +156,7 @@ func (p *Pool) unpinLocked(ref pool.Ref, calls []func(), slots []pool.Slot) ([]f
 	return calls, slots
 }
 
-// unpinPromises releases the pins of promises among refs. With keep, the open ones are still
-// fetched, as hints.
+// unpinPromises releases the pins of promises among refs. With keep, open ones become hints.
 func (p *Pool) unpinPromises(refs []pool.Ref, keep bool) {
 	var calls []func()
 	var slots []pool.Slot
@@ -191,8 +187,7 @@ func run(calls []func()) {
 	}
 }
 
-// requeueAll moves everything that waits to be fetched from a tier to the next tier that has it, or
-// ends it.
+// requeueAll moves what waits to be fetched from a tier to the next one that has it, or ends it.
 func (p *Pool) requeueAll(l *level) {
 	var calls []func()
 	p.mu.Lock()
@@ -217,8 +212,7 @@ func (p *Pool) tryNextLocked(pr *promise, l *level, calls []func()) []func() {
 	return p.settleLocked(pr, failed, calls)
 }
 
-// cancelSpace ends the queued promises of a space. Running ones end when they find their epoch
-// over.
+// cancelSpace ends the queued promises of a space. Running ones find that their epoch is over.
 func (p *Pool) cancelSpace(id pool.SpaceID) {
 	var calls []func()
 	p.mu.Lock()
@@ -281,8 +275,7 @@ func (p *Pool) settleAll() {
 	run(calls)
 }
 
-// callTestHook lets a test change a tier's state at the points where a promise depends on it. No
-// lock is held there.
+// callTestHook lets a test change a tier's state where a promise depends on it, without a lock.
 func (p *Pool) callTestHook() {
 	if p.o.testHook != nil {
 		p.o.testHook()

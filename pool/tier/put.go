@@ -17,39 +17,39 @@ func (o *origin) digest() uint64 {
 // meanwhile.
 const writtenFor = 10 * time.Minute
 
+// outgoing is an entry that was copied to staging, to be written to a store.
+type outgoing struct {
+	origin
+	loan  transit.Loan
+	items []pool.Item // the last shard first
+}
+
 // write stores a batch of entries. It skips those that the store has, and copies the others out of
-// memory if they were not copied before; an entry is pinned only while it is copied.
-func (l *level) write(ctx context.Context, batch []outgoing) {
+// memory; an entry is pinned only while it is copied.
+func (l *level) write(ctx context.Context, batch []origin) {
 	var on []outgoing
-	var taken []transit.Loan
-	var using <-chan struct{}
+	var loans []transit.Loan
 	missing := l.notStored(ctx, batch)
 	ended := l.paced(ctx, missing)
-	for _, e := range missing {
-		switch {
-		case e.items != nil && e.sp.now.Load() == e.era: // not from before a reset
-			on = append(on, e)
-		case e.items == nil && l.p.copyOut(&e):
-			on, taken = append(on, e), append(taken, e.loan)
-		default:
+	for _, o := range missing {
+		if e := (outgoing{origin: o}); l.p.copyOut(&e) {
+			on, loans = append(on, e), append(loans, e.loan)
+		} else {
 			l.count.putsDropped.Add(1)
 		}
 	}
 	ended()
 	if len(on) > 0 {
-		using = l.put(ctx, on)
+		l.p.returnAfter(ctx, l.put(ctx, on), loans...)
 	}
-	l.p.returnAfter(ctx, using, append(taken, l.takeCopies(batch)...)...)
 }
 
-// paced waits until the entries of a batch that are still in memory may be copied out of it. It
-// holds no staging meanwhile. ended is to be called after the copies.
-func (l *level) paced(ctx context.Context, batch []outgoing) (ended func()) {
+// paced waits until a batch may be copied out of memory. It holds no staging meanwhile. ended is to
+// be called after the copies.
+func (l *level) paced(ctx context.Context, batch []origin) (ended func()) {
 	bytes := int64(0)
 	for i := range batch {
-		if batch[i].items == nil {
-			bytes += batch[i].sp.groups[batch[i].key.group].staged
-		}
+		bytes += batch[i].sp.groups[batch[i].key.group].staged
 	}
 	if l.p.o.Pace == nil || bytes == 0 || l.Workers == 1 {
 		return func() {}
@@ -57,9 +57,8 @@ func (l *level) paced(ctx context.Context, batch []outgoing) (ended func()) {
 	return l.p.o.Pace(ctx, bytes)
 }
 
-// notStored returns the entries of a batch that the store lacks, or none if the store does not
-// answer.
-func (l *level) notStored(ctx context.Context, batch []outgoing) (out []outgoing) {
+// notStored returns the entries of a batch that the store lacks; none if it does not answer.
+func (l *level) notStored(ctx context.Context, batch []origin) (out []origin) {
 	var keys []pool.Key
 	per := 0
 	for i := range batch {
@@ -121,11 +120,9 @@ func (p *Pool) copyOut(e *outgoing) bool {
 	for shard := e.sp.spec.Shards - 1; shard >= 0 && whole; shard-- {
 		whole = p.copyShard(e, g, uint8(shard))
 	}
-	// A copy made after a reset has begun may be of the new epoch, and must not go under the old
-	// name.
+	// A copy made during a reset may be of the new epoch, and must not go under the old name.
 	if !whole || e.sp.now.Load() != e.era {
 		p.o.Staging.Return(e.loan)
-		e.loan, e.items = transit.Loan{}, nil
 		return false
 	}
 	return true
@@ -212,7 +209,6 @@ func (l *level) readyItems(on []outgoing, first, last []pool.Item, whole []bool)
 	return ready
 }
 
-// putAll calls Put if there are items.
 func (l *level) putAll(ctx, within context.Context, items []pool.Item) error {
 	if len(items) == 0 {
 		return nil
@@ -321,8 +317,7 @@ func (p *Pool) used(s pool.SpaceID, group uint8, h pool.Hashes) {
 	}
 }
 
-// offerUses offers entries that were used again to the tiers that write on second use, until ctx
-// ends.
+// offerUses offers what was used again to the tiers that write on second use, until ctx ends.
 func (p *Pool) offerUses(ctx context.Context) {
 	for {
 		select {
@@ -356,7 +351,7 @@ func (p *Pool) offerUsed(o *origin) {
 		}
 		if there, _ := l.written.get(digest, now); !there {
 			p.mu.Lock()
-			l.queueLocked(outgoing{origin: *o})
+			l.queueLocked(*o)
 			p.mu.Unlock()
 		}
 	}

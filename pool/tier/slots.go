@@ -19,13 +19,11 @@ type origin struct {
 	era    *era
 }
 
-// maxWriting bounds the recorded shards that are being written to memory. Others are not written to
-// tiers on save.
+// maxWriting bounds the recorded shards being written to memory; others are not written on save.
 const maxWriting = 1 << 20
 
 // Reserve implements pool.Slots.
 func (p *Pool) Reserve(b *pool.Batch) {
-	p.offerColdest()
 	p.Memory.Reserve(b)
 	if !p.saving {
 		return
@@ -104,7 +102,7 @@ func (p *Pool) offerSaved(saved []origin, status []pool.Status) {
 	for _, l := range p.levels {
 		for i := range whole {
 			if l.Write == OnSave {
-				l.queueLocked(outgoing{origin: whole[i]})
+				l.queueLocked(whole[i])
 			}
 		}
 	}

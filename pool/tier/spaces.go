@@ -37,7 +37,6 @@ type group struct {
 	fits   bool    // in half of staging
 }
 
-// get returns an open space, or nil.
 func (s *spaces) get(id pool.SpaceID) *space {
 	all := *s.all.Load()
 	if int(id) >= len(all) {
@@ -115,8 +114,7 @@ func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	return epoch, errors.Join(err, p.endReset(sp.spec.Fingerprint), unsaved)
 }
 
-// CloseSpace implements pool.Spaces. The tiers keep the space's entries, which are found when it
-// is opened again.
+// CloseSpace implements pool.Spaces. The tiers keep the space's entries for its next opening.
 func (p *Pool) CloseSpace(id pool.SpaceID) error {
 	p.spaces.mu.Lock()
 	defer p.spaces.mu.Unlock()
@@ -178,7 +176,6 @@ func (p *Pool) forgetUnsaved(fp pool.Fingerprint) error {
 	return nil
 }
 
-// openID returns the ID of a space that is open.
 func (p *Pool) openID(fp pool.Fingerprint) (pool.SpaceID, bool) {
 	for id, sp := range *p.spaces.all.Load() {
 		if sp != nil && sp.spec.Fingerprint == fp {
@@ -203,7 +200,6 @@ type era struct {
 	off    bool             // the tiers are not used: the space is private, or the epoch is not saved
 }
 
-// key returns the key of a shard in the tiers.
 func (e *era) key(k *entryKey, shard uint8) pool.Key {
 	return pool.Key{Space: e.stored, Group: k.group, Shard: shard, Hash: k.hash}
 }
@@ -240,7 +236,6 @@ func (p *Pool) renamed(fp pool.Fingerprint) {
 	}
 }
 
-// adopted resets memory after a reset by another node.
 func (p *Pool) adopted(fp pool.Fingerprint) {
 	if err := p.forgetMemory(fp); err != nil {
 		p.o.Log("", "a reset by another node could not be applied to memory", err)

@@ -16,6 +16,7 @@
 package tier
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
@@ -52,7 +53,6 @@ type Pool struct {
 	spaces  spaces
 	names   *names.Names
 	uses    chan use
-	onEvict evictWriter
 	storage *storage // nil: no local tier notes what comes and goes
 
 	mu struct {
@@ -87,8 +87,7 @@ type entryKey struct {
 	hash  pool.Hash
 }
 
-// Open returns a pool of a memory and tiers, the nearest first. The caller closes both after the
-// pool.
+// Open returns a pool of a memory and tiers, nearest first, which the caller closes after it.
 func Open(m pool.Memory, tiers []Tier, o Options) (*Pool, error) {
 	if err := o.complete(m); err != nil {
 		return nil, err
@@ -108,11 +107,12 @@ func Open(m pool.Memory, tiers []Tier, o Options) (*Pool, error) {
 		p.levels = append(p.levels, l)
 		p.saving = p.saving || l.Write == OnSave
 		p.using = p.using || l.Write == OnSecondUse
-		if l.Write == OnEvict {
-			p.onEvict.levels = append(p.onEvict.levels, l)
-		}
 	}
-	p.completePromises()
+	all := time.Duration(0)
+	for _, l := range p.levels {
+		all += l.FetchWithin
+	}
+	p.o.PromiseWithin = cmp.Or(p.o.PromiseWithin, max(time.Minute, 2*all))
 	p.spaces.all.Store(&[]*space{})
 	p.storage = newStorage(p)
 	if err := p.openNames(); err != nil {
@@ -128,10 +128,6 @@ func Open(m pool.Memory, tiers []Tier, o Options) (*Pool, error) {
 func (p *Pool) start(ctx context.Context) {
 	if p.using {
 		p.workers.Go(func() { p.offerUses(ctx) })
-	}
-	if len(p.onEvict.levels) > 0 {
-		p.onEvict.out = make([]pool.Cold, coldMany)
-		p.workers.Go(func() { p.evictLoop(ctx) })
 	}
 	if len(p.levels) > 0 {
 		p.workers.Go(func() { p.sweep(ctx) })
@@ -167,10 +163,8 @@ func (p *Pool) Close() error {
 	p.settleAll()
 	p.o.Staging.End()
 	p.workers.Wait()
-	p.onEvict.close()
 	for _, l := range p.levels {
 		p.requeueAll(l)
-		p.returnLoans(l.takeCopies(l.puts.list)...)
 	}
 	if p.o.ownStaging {
 		return p.o.Staging.Close()
@@ -181,5 +175,4 @@ func (p *Pool) Close() error {
 // errClosing fails what is in progress when the pool closes.
 var errClosing = errors.New("tier: the stack is closing")
 
-// now returns the time of the pool's clock.
 func (p *Pool) now() time.Time { return p.o.Clock() }

@@ -15,7 +15,6 @@ type whole struct {
 	memory *dram.Pool
 }
 
-func (w whole) Check() error { return w.memory.Check() }
 func (w whole) Close() error {
 	if err := w.Pool.Close(); err != nil {
 		return err

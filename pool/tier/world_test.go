@@ -93,7 +93,6 @@ func openNode(t testing.TB, m *dram.Pool, memory pool.Memory, shards int, o Opti
 // nothingLeft checks what must be true when no ref is held.
 func (n *node) nothingLeft() {
 	n.t.Helper()
-	check(n.t, n.mem.Check())
 	if s := n.mem.Stats(); s.Pinned != 0 || s.Partial != 0 {
 		n.t.Errorf("%d bytes are pinned, %d entries partial", s.Pinned, s.Partial)
 	}

@@ -136,8 +136,7 @@ func (o *options) text(key, def string) string {
 	return def
 }
 
-// count (1 to high), size and duration return 0 if the option is not given; the store then uses its
-// default.
+// count (1 to high), size and duration return 0, a store's default, if the option is not given.
 func (o *options) count(key string, high int) (n int) {
 	o.value(key, settings.Count(&n, 1, high))
 	return n
@@ -158,8 +157,7 @@ func (o *options) choice(key, def string, allowed ...string) string {
 	return def
 }
 
-// secret reads a secret, which may not be on a command line, from the file of KEY-file or the
-// variable of KEY-env.
+// secret reads a secret, which is on no command line, from KEY-file or the variable of KEY-env.
 func (o *options) secret(key string) (string, error) {
 	file, variable := o.text(key+"-file", ""), o.text(key+"-env", "")
 	switch {
@@ -242,17 +240,14 @@ func (t *tiersValue) Set(text string) error {
 const Hidden = "***"
 
 var (
-	// secretUser matches what follows a user's colon, up to the last @, because a password may
-	// contain anything.
+	// secretUser matches what follows a user's colon, up to the last @: any character may be in it.
 	secretUser = regexp.MustCompile(`//([^:@/,?]*):.*@`)
-	// secretOption matches an option that sounds like a secret and is not the name of a file or
-	// variable.
+	// secretOption matches an option that sounds like a secret and names no file or variable.
 	secretOption = regexp.MustCompile(`(?i)([?&][^=&]*(?:pass|pw|secret|token|key|auth|cred|metadata)[^=&]*)=([^&]*)`)
 	namesSecret  = regexp.MustCompile(`-(file|env)$`)
 )
 
-// Shown returns a spec without its secrets. It accepts any text, since text that is no URL may have
-// secrets too.
+// Shown returns a spec, or any text, which may have secrets too, without them.
 func Shown(text string) string {
 	text = secretUser.ReplaceAllString(text, "//$1:"+Hidden+"@")
 	return secretOption.ReplaceAllStringFunc(text, func(option string) string {

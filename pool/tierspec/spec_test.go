@@ -12,7 +12,7 @@ func TestTierSpecs(t *testing.T) {
 		{"disk:/x", "capacity must be given"},
 		{"disk:/x?capacity=1GiB&capacity=2GiB", "given 2 times"},
 		{"disk:/x?capacity=1GiB&wrote=save", "wrote: no option of this tier"},
-		{"disk:/x?capacity=1GiB&write=often", "allowed: never, save, second-use, evict"},
+		{"disk:/x?capacity=1GiB&write=often", "allowed: never, save, second-use"},
 		{"disk:/x?capacity=1GiB&within=0s", `within: "0s", allowed: 20ms to 1m0s`},
 		{"redis://user:secret@h:1", "password-file or password-env"},
 		{"redis://h:1?password-env=KV_TEST_NOT_THERE", "not in the environment"},

@@ -36,8 +36,7 @@ type Needs struct {
 	Log     *zap.Logger
 }
 
-// Limits of what a server makes this process log by changing its state: lines a minute, and bytes
-// of the reason in each.
+// Limits of what a server's changes of state log: lines a minute, and bytes of the reason in each.
 const (
 	maxChanges = 20
 	maxReason  = 1 << 10

@@ -109,8 +109,7 @@ type sample struct {
 // Engine returns a new source of decode steps.
 func (p *Pacer) Engine() *Engine { return &Engine{pacer: p} }
 
-// Steps reports decode steps that have ended, the oldest first. It ignores what took too long for
-// one.
+// Steps reports decode steps that have ended, oldest first. It ignores what is too long for one.
 func (e *Engine) Steps(steps []Step) {
 	p := e.pacer
 	p.mu.Lock()

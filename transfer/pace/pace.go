@@ -133,8 +133,7 @@ func (p *Pacer) Report() Report {
 	return r
 }
 
-// rateLocked returns the rate that holds now, 0 for none. A rate that steps have led to holds only
-// while engines decode.
+// rateLocked returns the rate that holds now, 0 for none; one set by steps only while they come.
 func (p *Pacer) rateLocked(now time.Time) float64 {
 	if p.mu.ended || p.setting == Auto && !p.mu.control.decoding(now) {
 		return 0
@@ -338,8 +337,7 @@ func (s *spans) end(now time.Time) {
 	s.ended = append(s.ended, span{s.since, now})
 }
 
-// overlap reports whether copies ran between begin and end. Of a time that is no longer known it
-// reports true.
+// overlap reports whether copies ran between begin and end, or that is no longer known.
 func (s *spans) overlap(begin, end time.Time) bool {
 	if begin.Before(s.lost) || s.running > 0 && s.since.Before(end) {
 		return true

@@ -18,8 +18,7 @@ const (
 	catchUpBlocks = 16 << 10 // blocks that a reservation delivers before it goes on
 )
 
-// The goroutine uses at most a quarter of one core, whatever the rate of look-ups: it rests after
-// every stint.
+// The goroutine rests after every stint, so it uses at most a quarter of a core.
 const (
 	deliverStint = time.Millisecond
 	deliverRest  = 3 * deliverStint
@@ -207,8 +206,7 @@ func (a *Advisor) Class(e uint32) string {
 	return a.policy.Class(e)
 }
 
-// Victim returns an entry of one of the kinds that the policy evicts for a block with a print,
-// none, or pool.Refused.
+// Victim returns pool.Policy.Victim.
 func (a *Advisor) Victim(kinds, print uint64, v pool.View) uint32 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -262,8 +260,7 @@ func (a *Advisor) Learned() []byte {
 	return learner.Learned()
 }
 
-// Learn passes what was saved to the policy, which is not shared yet; saved returns it, nil if
-// there is none.
+// Learn passes what was saved, if anything, to the policy, which is not shared yet.
 func (a *Advisor) Learn(saved func() []byte) error {
 	learner := a.learner()
 	if learner == nil {

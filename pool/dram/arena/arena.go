@@ -232,12 +232,10 @@ func (a *Arena) StopPopulating() {
 // Ready returns how many bytes are populated.
 func (a *Arena) Ready() int64 { return a.ready.Load() }
 
-// shmemHuge is the kernel's setting of transparent huge pages for files in memory; the word in
-// brackets is active.
+// shmemHuge is the kernel's setting for files in memory; the word in brackets is active.
 const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
-// MakeHuge asks for transparent huge pages, and returns why the arena gets none; empty: it may, or
-// it has reserved ones.
+// MakeHuge asks for transparent huge pages, and returns why the arena gets none; empty: it may.
 func (a *Arena) MakeHuge() string {
 	if a.pageBytes == HugePageBytes {
 		return ""

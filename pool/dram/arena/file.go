@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -21,11 +22,13 @@ import (
 // process is killed at any moment: the kernel keeps the pages, and the next process sees every
 // store that was executed. There is no fsync, because the file does not outlive the machine.
 type File struct {
-	path  string
-	super superblock
-	meta  []byte // from the headers to the end
-	whole []byte // superblock
-	fd    int
+	path   string
+	layout Layout
+	super  *superblock
+	meta   []byte // from the headers to the end
+	fd     int
+	began  time.Time // when the file was made
+	seed   [5]uint64
 
 	headers []Header // all that are possible; only those below usable may be accessed
 	usable  int
@@ -66,22 +69,17 @@ func OpenFile(o *FileOptions) (f *File, a *Arena, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	f = &File{path: o.Path, fd: fd, made: made}
-	want := LayoutOf(o.Bytes, o.SlabBytes, page)
-	if err := f.examine(&want); err != nil {
+	f = &File{path: o.Path, fd: fd, made: made, layout: LayoutOf(o.Bytes, o.SlabBytes, page)}
+	if err := f.examine(); err != nil {
 		return nil, nil, err
 	}
-	if f.made || f.cold != "" { // an existing file has had its memory since it was made
-		if err := f.make(&want, o.Seed, o.Now); err != nil {
-			return nil, nil, err
+	if !f.made && f.cold == "" { // an existing file has had its memory since it was made
+		if err = f.mapMeta(); err == nil && !f.Touch(f.open) {
+			f.cold, err = errNoSuper.Error(), unix.Munmap(f.meta) // the file made anew has other pages
 		}
 	}
-	err = f.mapMeta()
-	if errors.Is(err, errNoSuper) { // the file made anew has other pages
-		f.cold = err.Error()
-		if err = f.make(&want, o.Seed, o.Now); err == nil {
-			err = f.mapMeta()
-		}
+	if err == nil && (f.made || f.cold != "") {
+		err = f.make(o.Seed, o.Now)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -96,53 +94,54 @@ func OpenFile(o *FileOptions) (f *File, a *Arena, err error) {
 
 // mapMeta maps all but the arena.
 func (f *File) mapMeta() (err error) {
-	l := &f.super.Layout
+	l := &f.layout
 	f.meta, err = unix.Mmap(
 		f.fd, l.Headers, int(l.End-l.Headers), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE,
 	)
 	if err != nil {
 		return fmt.Errorf("dram: %s: map %d bytes: %w", f.path, l.End-l.Headers, err)
 	}
-	f.whole = f.meta[l.Super-l.Headers:][:superBytes]
-	f.headers = headersIn(f.meta, int(l.cells()))
-	if !f.Touch(func() {
-		f.usable = int(min(int64(word(f.whole, superGrown).Load()), l.cells()*HeaderBytes) / HeaderBytes)
-		sign(f.whole)
-	}) {
-		return errors.Join(errNoSuper, unix.Munmap(f.meta))
-	}
+	f.super = (*superblock)(unsafe.Pointer(&f.area(l.Super, superBytes)[0]))
+	f.headers = unsafe.Slice((*Header)(unsafe.Pointer(unsafe.SliceData(f.meta))), l.cells())
 	return nil
+}
+
+// open signs the file, and reads what its content begins with.
+func (f *File) open() {
+	f.usable = int(min(f.super.grown.Load(), uint64(len(f.headers))))
+	f.began = time.Unix(0, f.super.created)
+	f.seed = f.super.seed
+	f.super.sign()
 }
 
 // Unmap unmaps what OpenFile mapped outside the arena, and writes nothing.
 func (f *File) Unmap() error { return unix.Munmap(f.meta) }
 
-// Close closes the file. Its lock ends with the last descriptor and the last mapping, in this
-// process or another.
+// Close closes the file. Its lock ends with the last descriptor or mapping of any process.
 func (f *File) Close() error {
 	if f == nil {
 		return nil
 	}
-	f.Touch(func() { alive(f.whole) })
+	f.NoteAlive()
 	return unix.Munmap(f.meta) // the descriptor is the arena's
 }
 
 // area returns a part of the file after the arena.
-func (f *File) area(from, bytes int64) []byte { return f.meta[from-f.super.Layout.Headers:][:bytes] }
+func (f *File) area(from, bytes int64) []byte { return f.meta[from-f.layout.Headers:][:bytes] }
 
 // SetTime sets the clock in ticks since the file was made, and returns it. The clock is monotonic.
 func (f *File) SetTime(t time.Time) uint32 {
-	if n := (t.UnixNano() - f.super.created) / int64(tickLength); n > int64(f.Tick) && n < 1<<32 {
+	if n := int64(t.Sub(f.began) / tickLength); n > int64(f.Tick) && n < 1<<32 {
 		f.Tick = uint32(n)
 	}
 	return f.Tick
 }
 
 // NoteAlive writes that the file is in use now. It needs no lock.
-func (f *File) NoteAlive() { f.Touch(func() { alive(f.whole) }) }
+func (f *File) NoteAlive() { f.Touch(f.super.noteAlive) }
 
 // Unsign writes that no process has the file. It needs no lock.
-func (f *File) Unsign() { f.Touch(func() { word(f.whole, superProcess).Store(0) }) }
+func (f *File) Unsign() { f.Touch(func() { f.super.process.Store(0) }) }
 
 // Faulted returns how often pages of the file outside the arena could not be read or written.
 func (f *File) Faulted() uint64 { return f.faults.Load() }
@@ -150,12 +149,11 @@ func (f *File) Faulted() uint64 { return f.faults.Load() }
 // TimesFull returns how often an area could not grow because the file system was full.
 func (f *File) TimesFull() uint64 { return f.refused }
 
-// State returns, for a file just opened, whether it was made now, and why its content cannot be
-// used.
+// State returns whether a file just opened was made now, and why its content cannot be used.
 func (f *File) State() (made bool, cold string) { return f.made, f.cold }
 
 // Seed returns the seed of the hash table.
-func (f *File) Seed() [5]uint64 { return f.super.seed }
+func (f *File) Seed() [5]uint64 { return f.seed }
 
 // Touch runs do, which reads or writes outside the arena, and reports whether no page faulted. The
 // content of a page that faults is lost: its headers count as free, its spaces as removed.
@@ -188,9 +186,9 @@ func (f *File) AtLeast(tick uint32) { f.Tick = max(f.Tick, tick) }
 // OutsideArena returns the mapping of the file outside the arena.
 func (f *File) OutsideArena() []byte { return f.meta }
 
-// examine reads the superblock and decides whether the content can be used. The rest of the file
-// can still be rejected later: by mapMeta, and by the pool when it reads the slabs.
-func (f *File) examine(want *Layout) error {
+// examine decides whether the content of the file can be used. It can still be rejected later: when
+// the superblock is mapped, and by the pool when it reads the slabs.
+func (f *File) examine() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(f.fd, &st); err != nil {
 		return fmt.Errorf("dram: %s: %w", f.path, err)
@@ -199,62 +197,24 @@ func (f *File) examine(want *Layout) error {
 		f.made = true
 		return nil
 	}
-	b, err := readSuper(f.fd, st.Size)
-	if errors.Is(err, unix.EIO) && st.Size == want.End {
-		f.cold = errNoSuper.Error() // no other file has that size
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("dram: %s: %w", f.path, err)
-	}
-	s, bad := decodeSuper(b)
-	if errors.Is(bad, errBlank) && st.Size == want.End && st.Blocks*512 > want.page {
-		bad = errNoSuper // it was a pool's of this size and lost the pages at its end
-	}
-	if errors.Is(bad, errForeign) || errors.Is(bad, errBlank) && st.Blocks*512 > want.page {
+	s, err := readSuper(f.fd, st.Size)
+	filled, whole := st.Blocks*512 > f.layout.page, st.Size == f.layout.End
+	switch {
+	case err == nil:
+		f.cold = s.unfit(&f.layout, st.Size)
+	case errors.Is(err, errBlank) && !filled:
+		f.cold = err.Error()
+	case whole && (errors.Is(err, unix.EIO) || errors.Is(err, errBlank)):
+		f.cold = errNoSuper.Error() // no other file has that size: it lost the pages at its end
+	case errors.Is(err, errForeign) || errors.Is(err, errBlank):
 		return fmt.Errorf(
 			"dram: %s: %d bytes that are no pool's: allowed is a file that is not there, or one that a pool made",
 			f.path, st.Size,
 		)
+	default:
+		return fmt.Errorf("dram: %s: %w", f.path, err)
 	}
-	f.cold = s.unfit(want, st.Size, bad)
-	s.Layout = *want
-	f.super = s
 	return nil
-}
-
-func readSuper(fd int, size int64) ([]byte, error) {
-	b := make([]byte, superBytes)
-	if size < superBytes {
-		return nil, errForeign
-	}
-	n, err := unix.Pread(fd, b, size-superBytes)
-	return b[:n], err
-}
-
-// errNoSuper is a superblock whose page went bad.
-var errNoSuper = errors.New("its superblock cannot be read")
-
-// unfit returns why the content of a file of this size cannot be used for a pool of this layout;
-// empty if it can. bad is the error of decodeSuper.
-func (s *superblock) unfit(want *Layout, size int64, bad error) string {
-	switch {
-	case bad != nil:
-		return bad.Error()
-	case s.format != fileFormat:
-		return fmt.Sprintf("its format is %d, known is %d", s.format, fileFormat)
-	case s.arena != want.arena || s.slab != want.slab || s.page != want.page:
-		return fmt.Sprintf("its arena has %d bytes in slabs of %d and pages of %d, this pool's %d, %d and %d",
-			s.arena, s.slab, s.page, want.arena, want.slab, want.page)
-	case s.Headers != want.Headers || s.Spaces != want.Spaces || s.Slabs != want.Slabs || s.Learned != want.Learned:
-		return "its areas lie elsewhere"
-	case s.grown%HeaderBytes != 0 || s.grown > uint64(want.Learned-want.Headers) ||
-		s.spacesUsed > MaxSpaces || s.learnedUsed > learnedBytes:
-		return "its superblock is damaged"
-	case size != want.End:
-		return fmt.Sprintf("it has %d bytes, not %d", size, want.End)
-	}
-	return ""
 }
 
 // AbandonedFile is a pool's file that no process has open.
@@ -291,17 +251,14 @@ func inspect(path string) (f AbandonedFile, ok bool) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return f, false
 	}
-	b, err := readSuper(fd, st.Size)
+	s, err := readSuper(fd, st.Size)
 	if err != nil {
-		return f, false
-	}
-	if _, err = decodeSuper(b); errors.Is(err, errForeign) || errors.Is(err, errBlank) {
 		return f, false
 	}
 	// The shared lock is held for a moment: an agent that starts meanwhile retries.
 	if unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB) != nil {
 		return f, false
 	}
-	alive := time.Unix(0, int64(le.Uint64(b[superAlive:])))
+	alive := time.Unix(0, s.alive.Load())
 	return AbandonedFile{Path: path, Allocated: st.Blocks * 512, Age: max(time.Since(alive), 0)}, true
 }

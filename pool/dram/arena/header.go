@@ -13,46 +13,34 @@ import (
 // one or back. A slot is cleared before it can be given to another entry. An invalid header is a
 // free slot.
 //
-//	0   block hash (32 bytes, zero-padded)
-//	32  upper half of the shard<<12 | space: number of its record in the file (uint16)
-//	34  group<<4 | lower half of the shard
-//	35  length of the block hash
-//	36  generation of the space (uint32); the header is stale if its record has another
-//	40  bytes of the shard (uint32)
-//	44  content checksum (uint32)
-//	48  parent: a tag of its key (uint32), its slot+1 (uint32); not in the checksum, the tag
-//	    verifies it
-//	56  last store or load (uint32), in ticks; not in the checksum
-//	60  0, or the checksum of bytes 0 to 47 and of the slot's number
+//	0   block, under the checksum (48 bytes)
+//	48  parent: a tag of its key (uint32), its slot+1 (uint32); the tag verifies it
+//	56  last store or load (uint32), in ticks
+//	60  0, or the checksum of the block and of the slot's number
 type Header struct {
-	Hash       [4]uint64
-	space      uint16
-	place      uint8
-	HashLen    uint8
-	Generation uint32
-	Length     uint32
-	Sum        uint32
-	Parent     atomic.Uint64
-	Used       atomic.Uint32
-	Check      atomic.Uint32
+	Block
+	Parent atomic.Uint64
+	Used   atomic.Uint32
+	Check  atomic.Uint32
 }
 
-const (
-	headerFixed = 48 // bytes under the checksum
-	spaceBits   = 12 // of Header.space; above them is the upper half of the shard
-)
-
-var _ = [1<<spaceBits - MaxSpaces]byte{} // each space has a number
+// Block is the part of a header that says what the slot holds.
+type Block struct {
+	Hash         [4]uint64 // zero-padded
+	Space        uint16    // number of its record in the file
+	Group, Shard uint8
+	HashLen      uint32 // bytes
+	Generation   uint32 // of the space; the header is stale if its record has another
+	Sum          uint32 // of the content
+}
 
 var _ = [1]byte{}[unsafe.Sizeof(Header{})-HeaderBytes]
-
-func (h *Header) fixed() []byte { return (*[headerFixed]byte)(unsafe.Pointer(h))[:] }
 
 // SumOf returns the value of Check for a stored header; never 0.
 func (h *Header) SumOf(slot uint32) uint32 {
 	var b [4]byte
 	le.PutUint32(b[:], slot)
-	return max(crc32.Update(crc32.Checksum(h.fixed(), castagnoli), castagnoli, b[:]), 1)
+	return max(crc32.Update(crc32.Checksum(bytesOf(&h.Block), castagnoli), castagnoli, b[:]), 1)
 }
 
 // Whole reports whether a slot holds a whole shard.
@@ -60,23 +48,6 @@ func (h *Header) Whole(slot uint32) bool {
 	check := h.Check.Load()
 	return check != 0 && check == h.SumOf(slot)
 }
-
-// SetPlace sets the space, by the number of its record, the group and the shard of the block.
-func (h *Header) SetPlace(space int, group, shard uint8) {
-	h.space, h.place = uint16(space)|uint16(shard>>4)<<spaceBits, group<<4|shard&15
-}
-
-// CopyPlace sets them to those of another header.
-func (h *Header) CopyPlace(from *Header) { h.space, h.place = from.space, from.place }
-
-// Space returns the number of the space's record in the file.
-func (h *Header) Space() int { return int(h.space & (1<<spaceBits - 1)) }
-
-// Group returns the group of the block.
-func (h *Header) Group() uint8 { return h.place >> 4 }
-
-// Shard returns the shard of the block.
-func (h *Header) Shard() uint8 { return uint8(h.space>>spaceBits)<<4 | h.place&15 }
 
 // ParentOf returns the Parent of a header: the parent's slot, and a tag of its key.
 func ParentOf(slot, tag uint32) uint64 { return uint64(slot+1)<<32 | uint64(tag) }
@@ -90,33 +61,26 @@ func slabWord(first, slotBytes uint32) uint64 {
 
 func slabCheck(w uint64) uint64 { return (w>>8*0x9e3779b97f4a7c15>>57)<<1 | 1 }
 
-func readSlabWord(w uint64) (first, slotBytes uint32, ok bool) {
-	if w == 0 || w&0xff != slabCheck(w) {
-		return 0, 0, false
-	}
-	return uint32(w >> 32), uint32(w) >> 8 * SlotUnit, true
+func (f *File) slabAt(n int32) *atomic.Uint64 {
+	return record(f.area(f.layout.Slabs+int64(n)*SlabWordBytes, SlabWordBytes)).word(0)
 }
 
-// slabAt returns the offset of a slab's word.
-func (f *File) slabAt(n int32) int { return int(f.super.Slabs-f.super.Headers) + int(n)*SlabWordBytes }
-
-// Assign writes that a slab is cut into slots, whose headers are all clear; false if there is no
-// memory for them.
+// Assign writes that a slab is cut into slots, whose headers are clear; false: no memory for them.
 func (f *File) Assign(n int32, first, perSlab, slotBytes uint32) bool {
 	if f == nil {
 		return true
 	}
-	if !f.grow(int(first + perSlab)) {
+	if !f.growHeaders(int(first + perSlab)) {
 		return false
 	}
-	f.Touch(func() { word(f.meta, f.slabAt(n)).Store(slabWord(first, slotBytes)) })
+	f.Touch(func() { f.slabAt(n).Store(slabWord(first, slotBytes)) })
 	return true
 }
 
 // Withdraw writes that a slab is free. Its headers are all clear.
 func (f *File) Withdraw(n int32) {
 	if f != nil {
-		f.Touch(func() { word(f.meta, f.slabAt(n)).Store(0) })
+		f.Touch(func() { f.slabAt(n).Store(0) })
 	}
 }
 
@@ -124,13 +88,16 @@ func (f *File) Withdraw(n int32) {
 // if it is free or cannot be read.
 func (f *File) Slab(n int32) (first, slotBytes uint32, ok bool) {
 	var w uint64
-	f.Touch(func() { w = word(f.meta, f.slabAt(n)).Load() })
-	return readSlabWord(w)
+	f.Touch(func() { w = f.slabAt(n).Load() })
+	if w == 0 || w&0xff != slabCheck(w) {
+		return 0, 0, false
+	}
+	return uint32(w >> 32), uint32(w) >> 8 * SlotUnit, true
 }
 
 // Erase invalidates everything that the file holds.
 func (f *File) Erase() {
-	for n := range f.super.SlabCount() {
+	for n := range f.layout.SlabCount() {
 		f.Withdraw(int32(n))
 	}
 	for n := range f.SpacesUsed() {
@@ -147,22 +114,22 @@ func (f *File) Header(cell uint32) *Header { return &f.headers[cell] }
 // UsableHeaders returns how many headers have memory.
 func (f *File) UsableHeaders() int { return f.usable }
 
-// A pool's file, format 2. All numbers are little-endian. Offsets are from the beginning of the
+// A pool's file, format 3. All numbers are little-endian. Offsets are from the beginning of the
 // file, and each area begins on a page of the file system (2 MiB on hugetlbfs). A process that maps
 // the arena alone cannot access the other areas.
 //
 //	arena      the slots, slab after slab
 //	headers    64 bytes a slot, those of a slab together; sparse, grows as slabs are used
-//	learned    two copies of what the policy learned; sparse
+//	learned    two copies of what the policy learned
 //	spaces     MaxSpaces records of spaceBytes; sparse
 //	slabs      8 bytes a slab: the slots it is cut into, and where their headers are
 //	superblock the last superBytes of the file
 const (
-	fileFormat = 2
+	fileFormat = 3
 
 	superBytes    = 4 << 10
 	HeaderBytes   = 64
-	spaceBytes    = 20 << 10 // one space: not the largest of 256 shards in 16 groups with a long identity
+	spaceBytes    = 20 << 10 // one space: not the largest of 256 shards in 16 groups
 	MaxSpaces     = 1 << 10  // spaces of a file; entries of further ones end with the process
 	SlabWordBytes = 8
 	learnedBytes  = pool.MaxLearned + 4<<10 // one copy, its head included
@@ -198,6 +165,6 @@ func (l *Layout) cells() int64 { return slotsPerHeader * l.arena / SlotUnit }
 func (l *Layout) SlabCount() int64 { return l.arena / l.slab }
 
 // least returns the memory that a file takes before anything is stored in it.
-func (l *Layout) least() int64 { return l.Headers + l.End - l.Slabs }
+func (l *Layout) least() int64 { return l.Headers + l.Spaces - l.Learned + l.End - l.Slabs }
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

@@ -123,10 +123,9 @@ func heldBy(fd int, path string) error {
 	held := &HeldError{Path: path}
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil {
-		if b, err := readSuper(fd, st.Size); err == nil && len(b) == superBytes {
-			s := readSignature(b)
-			held.Process, held.Began, held.Host = s.process, s.began, s.host
-			held.Exited = s.process != 0 && ProcessBegan(s.process) != s.began
+		if s, err := readSuper(fd, st.Size); err == nil {
+			held.Process, held.Began, held.Host = int(s.process.Load()), s.began.Load(), s.hostName()
+			held.Exited = held.Process != 0 && ProcessBegan(held.Process) != held.Began
 		}
 	}
 	return held

@@ -2,7 +2,6 @@ package arena
 
 import (
 	"bufio"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"math"
@@ -11,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -21,37 +19,43 @@ import (
 // providePiece is allocated in one call; a signal makes the kernel restart a call.
 const providePiece = 32 << 20
 
-// make makes the file anew. The magic of the superblock is written first, so that an unfinished
-// file is recognised as a pool's, and its format last.
-func (f *File) make(l *Layout, seed [5]uint64, now time.Time) error {
-	f.super = superblock{format: fileFormat, Layout: *l, created: now.UnixNano(), seed: seed}
-	if _, err := rand.Read(f.super.name[:]); err != nil {
-		return fmt.Errorf("dram: a name for %s: %w", f.path, err)
-	}
+// make makes the file anew and maps it. The magic of the superblock is written first, so that an
+// unfinished file is recognised as a pool's, and its format last.
+func (f *File) make(seed [5]uint64, now time.Time) error {
+	l := &f.layout
 	for _, step := range []func() error{
 		func() error { return f.size(0) },
-		func() error { return f.fits(l) },
+		f.fits,
 		func() error { return f.size(l.End) },
 		func() error { return f.provide(l.Slabs, l.End) },
-		func() error { return f.changeSuper(func(b []byte) { word(b, 0).Store(le.Uint64([]byte(superMagic))) }) },
+		f.mapMeta,
+		func() error { f.super.magic = superMagic; return nil },
 		func() error { return f.provide(0, l.Headers) },
-		func() error { return f.changeSuper(f.writeSuper) },
+		func() error { return f.provide(l.Learned/l.page*l.page, l.Spaces) },
 	} {
 		if err := step(); err != nil {
+			if f.meta != nil {
+				err = errors.Join(err, unix.Munmap(f.meta))
+			}
 			_ = f.size(0) // frees the memory; the first error is returned
 			return err
 		}
 	}
+	s := f.super
+	s.arena, s.slab, s.page, s.created, s.seed = l.arena, l.slab, l.page, now.UnixNano(), seed
+	s.check = s.sum()
+	f.open()
+	s.format.Store(fileFormat)
 	return nil
 }
 
 // fits refuses a file for which the machine has no memory. Huge pages are reserved, so provide
 // finds out whether there are enough.
-func (f *File) fits(l *Layout) error {
-	if l.page > PageBytes {
+func (f *File) fits() error {
+	if f.layout.page > PageBytes {
 		return nil
 	}
-	return checkMemory(l.least(), systemFiles)
+	return checkMemory(f.layout.least(), systemFiles)
 }
 
 func (f *File) size(n int64) error {
@@ -81,7 +85,7 @@ func (f *File) provide(from, to int64) error {
 // full returns an error with the room that there is.
 func (f *File) full(need int64, err error) error {
 	var fs unix.Statfs_t
-	if f.super.page > PageBytes {
+	if f.layout.page > PageBytes {
 		free, _ := freeHugePages(systemFiles) // 0 if unknown
 		return fmt.Errorf(
 			"dram: %s: no room for %s more in huge pages, of those of 2 MiB %d are free: %w", f.path, gib(need), free,
@@ -95,47 +99,32 @@ func (f *File) full(need int64, err error) error {
 		f.path, gib(need), gib(int64(fs.Blocks)*fs.Bsize), gib(int64(fs.Bavail)*fs.Bsize), err)
 }
 
-// writeSuper writes the fixed part, its format last.
-func (f *File) writeSuper(b []byte) {
-	fixed := f.super.encode()
-	copy(b[16:], fixed[16:])
-	word(b, 8).Store(le.Uint64(fixed[8:]))
-}
-
-// changeSuper maps the superblock for a change, because hugetlbfs has no write.
-func (f *File) changeSuper(change func(b []byte)) error {
-	l := &f.super.Layout
-	at := l.End - l.page
-	page, err := unix.Mmap(f.fd, at, int(l.page), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("dram: %s: map its superblock: %w", f.path, err)
-	}
-	change(page[l.Super-at:])
-	return unix.Munmap(page)
-}
-
-// grow makes at least n headers usable; false if the file system is full.
-func (f *File) grow(n int) bool {
-	if f == nil || n <= f.usable {
+// growHeaders makes at least n headers usable; false if the file system is full.
+func (f *File) growHeaders(n int) bool {
+	if n <= f.usable {
 		return true
 	}
 	if n > len(f.headers) {
 		return false
 	}
-	l := &f.super.Layout
-	from := int64(f.usable) * HeaderBytes
-	to := min(roundUp(max(int64(n)*HeaderBytes, from+from/4), max(l.page, 64<<10)), l.Learned-l.Headers)
-	if f.provide(l.Headers+from/l.page*l.page, l.Headers+to) != nil {
-		f.refused++
+	n = min(max(n, f.usable+f.usable/4, 64<<10/HeaderBytes), len(f.headers))
+	from := f.layout.Headers
+	if !f.grow(from+int64(f.usable)*HeaderBytes, from+int64(n)*HeaderBytes) {
 		return false
 	}
-	f.Touch(func() { word(f.whole, superGrown).Store(uint64(to)) })
-	f.usable = int(min(to/HeaderBytes, int64(len(f.headers))))
+	f.Touch(func() { f.super.grown.Store(uint64(n)) })
+	f.usable = n
 	return true
 }
 
-func headersIn(b []byte, n int) []Header {
-	return unsafe.Slice((*Header)(unsafe.Pointer(unsafe.SliceData(b))), n)
+// grow allocates a range of a sparse area; false, and counted, if the file system is full.
+func (f *File) grow(from, to int64) bool {
+	page := f.layout.page
+	if f.provide(from/page*page, roundUp(to, page)) != nil {
+		f.refused++
+		return false
+	}
+	return true
 }
 
 // files are the kernel's sources of memory limits; tests replace them.
@@ -200,8 +189,7 @@ func meminfo(f files, key string) (int64, error) {
 
 const noLimit = math.MaxInt64
 
-// cgroupLimit returns the smallest memory limit of this process's groups, of cgroup v1 or v2, and
-// its file.
+// cgroupLimit returns the smallest memory limit of this process's groups (v1 or v2), and its file.
 func cgroupLimit(f files) (limit int64, where string) {
 	limit = noLimit
 	file, err := os.Open(f.cgroup)

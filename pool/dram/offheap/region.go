@@ -43,8 +43,7 @@ func Reserve[T any](n int) (r Region[T], err error) {
 	return r, nil
 }
 
-// Grow makes at least n elements usable; false if the kernel has no memory for them or n is beyond
-// the end.
+// Grow makes at least n elements usable; false: no memory, or n is beyond the end.
 func (r *Region[T]) Grow(n int) bool {
 	if n <= r.usable {
 		return true
@@ -130,19 +129,15 @@ func fold(a, b uint64) uint64 {
 // KeyOf returns a block hash of at most pool.MaxHashLen bytes as a key.
 func KeyOf(b []byte) Key {
 	if len(b) != pool.MaxHashLen {
-		return padded(b)
+		var w [pool.MaxHashLen]byte
+		copy(w[:], b)
+		return KeyOf(w[:])
 	}
 	w := (*[pool.MaxHashLen]byte)(b)
 	return Key{
 		binary.LittleEndian.Uint64(w[0:8]), binary.LittleEndian.Uint64(w[8:16]),
 		binary.LittleEndian.Uint64(w[16:24]), binary.LittleEndian.Uint64(w[24:32]),
 	}
-}
-
-func padded(b []byte) Key {
-	var w [pool.MaxHashLen]byte
-	copy(w[:], b)
-	return KeyOf(w[:])
 }
 
 // View is a chain of block hashes with its strides computed.

@@ -129,8 +129,7 @@ func (t *Table) Remove(hash uint64, e uint32) {
 	t.n--
 }
 
-// Candidate returns the first entry from cell i on whose tag matches, and its cell; 0 if there is
-// none.
+// Candidate returns the first entry from cell i on whose tag matches, or 0, and its cell.
 func (c *Cells) Candidate(i int, tag uint32) (uint32, int) {
 	for ; ; i++ {
 		cell := c.Cell[i]
@@ -202,8 +201,7 @@ func (t *Table) giveBack(end int) {
 	}
 }
 
-// Resident returns the memory that both halves hold. A table under construction is touched from its
-// front on.
+// Resident returns the memory that both halves hold. One under construction is touched in order.
 func (t *Table) Resident() int64 {
 	touched := int(t.now.size) * 8
 	if t.old.size != 0 {

@@ -1,10 +1,6 @@
 package owner
 
-import (
-	"fmt"
-
-	"github.com/kvagent/kvagent/pool"
-)
+import "github.com/kvagent/kvagent/pool"
 
 // usedSteps is the price of passing over an entry in use, which later calls meet again. A chain is
 // put in order once, for a step of each entry.
@@ -56,7 +52,7 @@ func (t *Table) lift(e uint32, v pool.View) int {
 	}
 	for i := len(path) - 2; i >= 0; i-- {
 		t.remove(path[i])
-		t.insertAbove(path[i], path[i+1])
+		t.insert(path[i], t.links.All[path[i+1]].newer)
 		t.links.All[path[i]].lifted = true
 	}
 	return len(path)
@@ -99,10 +95,6 @@ func (t *Table) insertBelow(e, above uint32) {
 	a.older = e
 }
 
-func (t *Table) insertAbove(e, below uint32) {
-	t.insert(e, t.links.All[below].newer)
-}
-
 func (t *Table) remove(e uint32) {
 	l := &t.links.All[e]
 	at := &t.owners[l.owner]
@@ -117,41 +109,4 @@ func (t *Table) remove(e uint32) {
 		at.oldest = l.newer
 	}
 	l.newer, l.older, l.listed, l.lifted = 0, 0, false, false
-}
-
-// Check compares the table with what the pool has: owned returns the bytes of an entry and whether
-// it is stored, for each of the entries in the pool that are marked as owned. It is for tests.
-func (t *Table) Check(owned map[uint32]int64, stored func(e uint32) bool) error {
-	bytes, listed := map[pool.Owner]int64{}, map[pool.Owner]int{}
-	for e, n := range owned {
-		o := t.OwnerOf(e)
-		if o == 0 {
-			continue
-		}
-		bytes[o] += n
-		if l := &t.links.All[e]; l.listed != stored(e) {
-			return fmt.Errorf("entry %d: stored %v, in the order of owner %d: %v", e, stored(e), o, l.listed)
-		} else if l.listed {
-			listed[o]++
-		}
-	}
-	for i := range t.owners {
-		at, o := &t.owners[i], pool.Owner(i)
-		if at.bytes != bytes[o] {
-			return fmt.Errorf("owner %d has %d bytes, counted are %d", o, bytes[o], at.bytes)
-		}
-		n, newer := 0, uint32(0)
-		for e := at.newest; e != 0 && n <= listed[o]; e = t.links.All[e].older {
-			if l := &t.links.All[e]; l.newer != newer || t.OwnerOf(e) != o {
-				return fmt.Errorf("entry %d in the order of owner %d: after %d, not %d; it is owner %d's", e, o,
-					l.newer, newer, t.OwnerOf(e))
-			}
-			n, newer = n+1, e
-		}
-		if n != listed[o] || at.oldest != newer {
-			return fmt.Errorf("owner %d: %d entries in its order to %d, want %d to %d", o, n, newer, listed[o],
-				at.oldest)
-		}
-	}
-	return nil
 }

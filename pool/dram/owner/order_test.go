@@ -1,6 +1,8 @@
 package owner
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
@@ -74,4 +76,82 @@ func TestVictimOfALongChain(t *testing.T) {
 	if again := all.Victim(o, v, &steps); again != e {
 		t.Errorf("entry %d without a step, want %d again", again, e)
 	}
+}
+
+// TestOrderOfManyOwners gives, uses and frees entries of several owners at random, whose names are
+// given away now and then, and compares the orders with what the entries say after each step.
+func TestOrderOfManyOwners(t *testing.T) {
+	const entries, bytes = 60, 7
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	all, err := New(entries + 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { all.Unmap() })
+	owned, left := map[uint32]int64{}, map[uint32]bool{}
+	for range 20_000 {
+		e, above := 1+r.Uint32N(entries), r.Uint32N(entries+1)
+		o, err := all.Open(fmt.Sprint(r.IntN(pool.MaxOwners + 9)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Close(o)
+		switch have := owned[e] != 0; {
+		case !have:
+			if all.Own(e, o, bytes, above) {
+				owned[e] = bytes
+			}
+		case r.IntN(3) == 0:
+			all.Leave(e)
+			left[e] = true
+		case r.IntN(2) == 0:
+			all.Free(e, bytes)
+			delete(owned, e)
+			delete(left, e)
+		default:
+			all.Use(e, above)
+		}
+		if err := all.check(owned, func(e uint32) bool { return !left[e] }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// check compares the table with what the pool has: owned returns the bytes of an entry and whether
+// it is stored, for each of the entries in the pool that are marked as owned.
+func (t *Table) check(owned map[uint32]int64, stored func(e uint32) bool) error {
+	bytes, listed := map[pool.Owner]int64{}, map[pool.Owner]int{}
+	for e, n := range owned {
+		o := t.OwnerOf(e)
+		if o == 0 {
+			continue
+		}
+		bytes[o] += n
+		if l := &t.links.All[e]; l.listed != stored(e) {
+			return fmt.Errorf("entry %d: stored %v, in the order of owner %d: %v", e, stored(e), o, l.listed)
+		} else if l.listed {
+			listed[o]++
+		}
+	}
+	for i := range t.owners {
+		at, o := &t.owners[i], pool.Owner(i)
+		if at.bytes != bytes[o] {
+			return fmt.Errorf("owner %d has %d bytes, counted are %d", o, bytes[o], at.bytes)
+		}
+		n, newer := 0, uint32(0)
+		for e := at.newest; e != 0 && n <= listed[o]; e = t.links.All[e].older {
+			if l := &t.links.All[e]; l.newer != newer || t.OwnerOf(e) != o {
+				return fmt.Errorf("entry %d in the order of owner %d: after %d, not %d; it is owner %d's", e, o,
+					l.newer, newer, t.OwnerOf(e))
+			}
+			n, newer = n+1, e
+		}
+		if n != listed[o] || at.oldest != newer {
+			return fmt.Errorf("owner %d: %d entries in its order to %d, want %d to %d", o, n, newer, listed[o],
+				at.oldest)
+		}
+	}
+	return nil
 }

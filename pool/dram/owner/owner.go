@@ -78,8 +78,7 @@ func (t *Table) Open(name string) (pool.Owner, error) {
 	return place, nil
 }
 
-// place returns a free number, or that of the closed owner with the fewest bytes; 0 if all are
-// open.
+// place returns a free number, or that of the closed owner with the fewest bytes; 0: all are open.
 func (t *Table) place() (best pool.Owner) {
 	for i := 1; i < len(t.owners); i++ {
 		o := &t.owners[i]
@@ -150,8 +149,7 @@ func (t *Table) Free(e uint32, bytes int64) {
 	t.links.All[e] = link{}
 }
 
-// Leave removes an entry from the order of its owner's: it can no longer be evicted. It still
-// counts until Free.
+// Leave removes an entry from the order of its owner's. It still counts until Free.
 func (t *Table) Leave(e uint32) {
 	if l := &t.links.All[e]; l.listed && t.ownerOf(e) != nil {
 		t.remove(e)

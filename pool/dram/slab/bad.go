@@ -34,7 +34,7 @@ func (s *Slabs) Retire(off int64) (used []uint32, fresh bool) {
 	for n := int32(from / s.bytes); int64(n)*s.bytes < to; n++ {
 		start := int64(n) * s.bytes
 		r := badRange{max(from-start, 0), min(to-start, s.bytes)}
-		if !s.covered(n, r) {
+		if !slices.ContainsFunc(s.bad.ranges[n], func(b badRange) bool { return b.from <= r.from && r.to <= b.to }) {
 			fresh = true
 			s.addBad(n, r)
 		}
@@ -44,10 +44,6 @@ func (s *Slabs) Retire(off int64) (used []uint32, fresh bool) {
 		s.bad.stats.Pages++
 	}
 	return used, fresh
-}
-
-func (s *Slabs) covered(n int32, r badRange) bool {
-	return slices.ContainsFunc(s.bad.ranges[n], func(b badRange) bool { return b.from <= r.from && r.to <= b.to })
 }
 
 // addBad records a range of a slab, or the whole slab if it has too many.
@@ -148,13 +144,7 @@ func (s *Slabs) usable(n, class int32) bool {
 	return s.bad.ranges[n] == nil || len(s.badPlaces(n, class)) < int(s.class[class].perSlab)
 }
 
-// unusedFor returns the index in unused of the slab that a class gets next; -1 if there is none.
-func (s *Slabs) unusedFor(class int32) int {
-	return s.usableOf(s.unused, class)
-}
-
-// usableOf returns the index of the last of these slabs that has a slot for a class; -1 if none
-// has.
+// usableOf returns the index of the last of these slabs with a slot for a class; -1: none.
 func (s *Slabs) usableOf(slabs []int32, class int32) int {
 	for i := len(slabs) - 1; i >= 0; i-- {
 		if s.usable(slabs[i], class) {

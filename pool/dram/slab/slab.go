@@ -145,7 +145,7 @@ func (s *Slabs) Give(slot uint32) {
 }
 
 func (s *Slabs) assign(id int32) bool {
-	at := s.unusedFor(id)
+	at := s.usableOf(s.unused, id)
 	if at < 0 {
 		return false
 	}
@@ -220,8 +220,7 @@ func (s *Slabs) Offset(slot uint32) int64 {
 	return int64(n)*s.bytes + int64(slot&(1<<s.slotBits-1))*size
 }
 
-// InUse returns for each slot of a slab whether it is used. The result is valid until the next
-// call.
+// InUse returns for each slot of a slab whether it is used; valid until the next call.
 func (s *Slabs) InUse(n int32) []bool {
 	b := &s.slab[n]
 	if s.inUseBuf == nil {
@@ -328,8 +327,7 @@ func (s *Slabs) SlabOf(slot uint32) int32 { return int32(slot >> s.slotBits) }
 // Slot returns the slot at a place of a slab.
 func (s *Slabs) Slot(n int32, place uint32) uint32 { return uint32(n)<<s.slotBits | place }
 
-// Slots returns the first slot of a slab, and the one after the last that was ever used, as it is
-// cut now.
+// Slots returns the first slot of a slab as it is cut now, and the one after the last ever used.
 func (s *Slabs) Slots(n int32) (first, end uint32) {
 	if s.slab[n].class == NoClass {
 		return 0, 0

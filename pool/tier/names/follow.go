@@ -73,8 +73,7 @@ type followedSpace struct {
 	full   bool // check all markers, not just the next epoch's
 }
 
-// spacesToFollow returns at most followSpaces spaces: those that are open, and those whose markers
-// this store may lack.
+// spacesToFollow returns some of the spaces that are open or whose markers this store may lack.
 func (t *tier) spacesToFollow() (round []followedSpace) {
 	all := t.allToFollow()
 	if len(all) <= followSpaces {
@@ -299,8 +298,7 @@ func (t *tier) askMarkers(ctx context.Context, keys []pool.Key) ([]pool.Status, 
 
 var errNoMarker = errors.New("the store neither took nor returned the marker of a reset")
 
-// claim puts the marker of this node's reset. The first marker of an epoch wins. After an error the
-// outcome is unknown.
+// claim puts the marker of this node's reset, of which the first wins. An error leaves it unknown.
 func (t *tier) claim(ctx context.Context, f *followedSpace) (won bool, err error) {
 	key := catalog.MarkerKey(f.fp, f.Epoch)
 	value := t.names.markerValue(&key, f.Claim)

@@ -22,8 +22,7 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
-// Tier is a tier in which spaces have names. Its functions may be called concurrently, and never
-// under a lock of Names.
+// Tier is a tier in which spaces have names. Its functions are called concurrently, without locks.
 type Tier struct {
 	Name   string
 	Store  pool.Store
@@ -67,8 +66,7 @@ type Options struct {
 	Resetting func(pool.Fingerprint)
 	// Changed is called after the result of Use has changed for a space, open or not.
 	Changed func(pool.Fingerprint)
-	// Adopted is called after a space got a new name because of another node's reset. It resets the
-	// space in memory.
+	// Adopted resets a space in memory, after another node's reset has given it a new name.
 	Adopted func(pool.Fingerprint)
 }
 

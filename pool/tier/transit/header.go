@@ -94,8 +94,7 @@ func Verify(stored, own *pool.Key, value []byte) (sum uint32, err error) {
 	return sum, nil
 }
 
-// DamageError returns the error for a value that its store found damaged. It names the writer if
-// the header is intact.
+// DamageError returns the error for a value that its store found damaged, with its writer if known.
 func DamageError(stored *pool.Key, value []byte) error {
 	h, err := unseal(stored, value, uint32(len(value)-HeaderBytes))
 	if err != nil {
@@ -104,8 +103,7 @@ func DamageError(stored *pool.Key, value []byte) error {
 	return fmt.Errorf("written by %q: %w", h.Node, errStore)
 }
 
-// Unit is the size, in bytes, that extents of staging are rounded up and aligned to: a page, as
-// direct I/O needs.
+// Unit is what extents of staging are rounded up and aligned to, bytes: a page, for direct I/O.
 const Unit = 4096
 
 // Staging is the memory for values between the arena and the tiers: a shared mapping, so that a

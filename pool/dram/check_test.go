@@ -2,12 +2,12 @@ package dram
 
 import (
 	"fmt"
+	"math/bits"
 
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Check verifies all invariants and returns the first violation. It is slow, holds the lock
-// throughout, and is meant for tests.
+// Check verifies all invariants and returns the first violation.
 func (p *Pool) Check() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -192,11 +192,69 @@ func (a *audit) counts() error {
 	return nil
 }
 
+// checkOwners compares what the owners have with the entries that are marked as owned.
 func (a *audit) checkOwners() error {
-	return a.owners.Check(a.owned, func(e uint32) bool { return !a.recs.All[e].is(flagDropped) })
+	bytes := map[string]int64{}
+	names := map[pool.Owner]string{}
+	each := a.owners.Stats().Each
+	for _, o := range each {
+		if n, err := a.owners.Open(o.Name); err == nil {
+			names[n] = o.Name
+			a.owners.Close(n)
+		}
+	}
+	for e, n := range a.owned {
+		if o := a.owners.OwnerOf(e); o != 0 {
+			bytes[names[o]] += n
+		}
+	}
+	for _, o := range each {
+		if o.Bytes != bytes[o.Name] {
+			return fmt.Errorf("owner %q has %d bytes, counted are %d", o.Name, o.Bytes, bytes[o.Name])
+		}
+	}
+	return nil
 }
 
-func (a *audit) checkSlabs() error { return a.core.slabs.Check(a.slots) }
+// checkSlabs compares the slabs with the slots of the entries.
+func (a *audit) checkSlabs() error {
+	s := &a.core.slabs
+	free := make([]int, s.Classes())
+	left := len(a.slots)
+	for n := range int32(s.Count()) {
+		first, end := s.Slots(n)
+		if end == first {
+			continue // free: no entry may have a slot of it
+		}
+		id, used, bad := s.ClassAt(first), 0, 0
+		for place, busy := range s.InUse(n) {
+			if _, owned := a.slots[s.Slot(n, uint32(place))]; owned != busy {
+				return fmt.Errorf("slab %d: slot %d in use %v, an entry has it %v", n, place, busy, owned)
+			} else if busy {
+				used++
+			}
+		}
+		for place := range s.PerSlab(id) {
+			slot := s.Slot(n, uint32(place))
+			if _, owned := a.slots[slot]; s.IsBad(slot) && !owned {
+				bad++
+			}
+		}
+		if left -= used; used == 0 || s.UsedIn(n) != int64(used)*s.SlotBytes(id) {
+			return fmt.Errorf("slab %d has %d slots in use, counts %d bytes", n, used, s.UsedIn(n))
+		}
+		free[id] += s.PerSlab(id) - used - bad
+	}
+	if left != 0 {
+		return fmt.Errorf("entries have %d slots of free slabs", left)
+	}
+	for id, n := range free {
+		if got := s.Free(int32(id)); len(a.moving) == 0 && got != n {
+			return fmt.Errorf("class %d: %d slots are free, %d of them overlap a bad page", id, got, got-n)
+		}
+	}
+	return nil
+}
 
 // found looks every entry up.
 func (a *audit) found() error {
@@ -213,4 +271,30 @@ func (a *audit) found() error {
 		return fmt.Errorf("%d entries are stored, the table has %d", a.stored, n)
 	}
 	return nil
+}
+
+func (s *shardSet) count() (n int) {
+	for _, w := range s {
+		n += bits.OnesCount64(w)
+	}
+	return n
+}
+
+// checkShards verifies the states of an entry's shards, of which it has n.
+func (c *core) checkShards(e uint32, n int) (ok bool) {
+	r, l := &c.recs.All[e], &c.states.All[e]
+	if r.is(flagWide) != (n > inlineShards) {
+		return false
+	}
+	if !r.is(flagWide) {
+		return l.present&l.writing == 0 && (l.present|l.writing)&^fullLife(n) == 0
+	}
+	w := &c.wide.All[e]
+	for shard := range pool.MaxShards {
+		s := uint8(shard)
+		if w.present.has(s) && w.writing.has(s) || shard >= n && (w.present.has(s) || w.writing.has(s)) {
+			return false
+		}
+	}
+	return w.present.count() == int(l.present) && w.writing.count() == int(l.writing)
 }
