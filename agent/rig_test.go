@@ -113,7 +113,7 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	}
 	c.Dir = filepath.Join(dir, "s")
 	r.dir = c.Dir
-	c.joined.HTTP.Dir, c.PeerAddress = c.Dir, c.joined.Peers.Address
+	c.PeerAddress = c.joined.Peers.Address
 	log := zap.New(core, c.log...)
 	r.agent, err = New(c.Config, r.pool, r.device, log)
 	check(t, err)

@@ -13,6 +13,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
+// Directory returns the socket directory, and the group of its sockets.
+func (a *Agent) Directory() (path string, group int) { return a.cfg.Dir, a.cfg.SocketGroup }
+
 // Loads reports whether loads are on.
 func (a *Agent) Loads() bool { return a.switches.loads.Load() }
 

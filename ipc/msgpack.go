@@ -69,7 +69,8 @@ func (h *header) read(b []byte, loose bool) (v uint64, n int) {
 	if len(b) == 0 {
 		return 0, cutShort
 	}
-	size, least := 0, uint64(0)
+	var size int
+	var least uint64
 	switch c := b[0]; {
 	case h.mask != 0 && c&^h.mask == h.first:
 		return uint64(c & h.mask), 1

@@ -17,11 +17,8 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// Exit codes, besides 0.
-const (
-	exitFailed = 1 // the command failed
-	exitConfig = 2 // a setting or an argument is not allowed
-)
+// Exit codes: the command failed; a setting or an argument is not allowed.
+const exitFailed, exitConfig = 1, 2
 
 // Main runs the command that the arguments name, and returns the exit code. It writes an error to
 // log.

@@ -381,16 +381,12 @@ func (a *attachment) done(job uint64, status []byte) {
 	a.events <- Event{Job: job, Status: j.status, Moved: j.moved}
 }
 
-// Statuses of blocks that are no failures: from blockOK to blockInProgress.
-const (
-	blockOK         = 0
-	blockInProgress = 2
-)
+const blockOK, lastSuccess = 0, 2 // statuses of blocks; docs/PROTOCOL.md
 
 // worse joins two ranks' statuses: a failure beats a success, and among successes "stored" is the
 // strongest.
 func worse(a, b uint8) uint8 {
-	if a <= blockInProgress && b <= blockInProgress {
+	if max(a, b) <= lastSuccess {
 		return min(a, b)
 	}
 	return max(a, b)

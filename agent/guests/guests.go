@@ -29,6 +29,8 @@ const MaxKeepPercent = 50
 // Agent is the core that the guests plug into.
 type Agent interface {
 	admin.Agent
+	// Directory returns the socket directory, and the group of its sockets.
+	Directory() (path string, group int)
 	// Loads reports whether loads are on.
 	Loads() bool
 	// OpenSpace returns the pool's number and the epoch of a space that other agents may read.
@@ -44,7 +46,7 @@ type Agent interface {
 
 // Options configure the guests.
 type Options struct {
-	HTTP        admin.Options
+	HTTP        admin.Options // but for the directory and the log
 	Peers       Peers
 	KeepPercent int              // of the pool, that blocks may take that hints pin; 0: none are pinned
 	Ranks       bool             // the pool's policy of eviction follows advice
@@ -87,6 +89,7 @@ type Guests struct {
 // Join makes the guests of an agent and its pool. They begin with the agent, and end with it.
 func Join(a Agent, p pool.Memory, o Options, log *zap.Logger) *Guests {
 	tiers, _ := p.(pool.Tiers)
+	o.HTTP.Dir, o.HTTP.SocketGroup = a.Directory()
 	o.HTTP.Log = log
 	g := &Guests{Agent: a, o: o, pool: p, log: log}
 	promised := delivery.Config{

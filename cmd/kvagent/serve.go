@@ -95,7 +95,6 @@ func (s *serveSettings) agentConfig() (c agent.Config, o guests.Options, err err
 	}
 	o = guests.Options{
 		KeepPercent: s.keepPercent, Ranks: s.eviction != evict.LRUName, Tokens: s.tokensFile(), History: history.New(),
-		HTTP: admin.Options{Dir: dir, SocketGroup: group},
 	}
 	if len(s.http) > 0 {
 		o.HTTP.HTTP, o.HTTP.HTTPNames = s.http[0], s.http[1:]

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent"
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/cudaipc"
@@ -148,7 +147,7 @@ func lookupAgentCommand() *cobra.Command {
 }
 
 func (a *lookupAgent) open(dir string, chains, ranks int, kind string) (err error) {
-	memory, join := kind == lookupReal, guests.Options{HTTP: admin.Options{Dir: dir}}
+	memory, join := kind == lookupReal, guests.Options{}
 	if kind != lookupForgets {
 		join.History = history.New()
 	}

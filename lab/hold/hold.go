@@ -14,7 +14,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent"
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/host"
@@ -73,7 +72,7 @@ func serve(dir string, disks []string, in io.Reader, out io.Writer) (err error) 
 	if err != nil {
 		return err
 	}
-	a.Plug(guests.Join(a, all, guests.Options{HTTP: admin.Options{Dir: dir}, KeepPercent: keepPercent}, zap.NewNop()))
+	a.Plug(guests.Join(a, all, guests.Options{KeepPercent: keepPercent}, zap.NewNop()))
 	defer a.Close()
 	defer func() { err = errors.Join(err, d.release()) }()
 	if err := a.Start(); err != nil {
