@@ -11,7 +11,7 @@ func TestOwnFunctions(t *testing.T) {
 	own := []string{
 		"ipc.Decode", "ipc.(*Conn).Recv", "lookup.Longest", "pool.Chain.At", "agent.convertSections",
 		"agent.(*session).cancel", "agent.(*session).serve.func1",
-		"agent.(*jobTable).finish", "agent/admin.(*Metrics).CountLookup", "agent.(*lookupSock).handle",
+		"agent.(*jobTable).finish", "agent/report.(*Metrics).CountLookup", "agent.(*lookupSock).handle",
 	}
 	shared := []string{
 		"agent/lease.(*Ledger).Release", "agent.(*Agent).vacate", "agent.(*registry).leave",
