@@ -107,8 +107,10 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	}
 	named, pending := len(req.Transfer) > 0, false
 	var more lookup.Expected
-	if sp := k.spaceIn(k.registry.view.Load(), req); named && sp != nil { // else it was closed meanwhile
-		more = k.guests.Expect(req, rules, q, &sp.spec)
+	if named {
+		if sp := k.spaceIn(k.registry.view.Load(), req); sp != nil { // else it was closed meanwhile
+			more = k.guests.Expect(req, rules, q, &sp.spec)
+		}
 	}
 	if k.tiers != nil {
 		pending = k.askTiers(req, rules, start, more.Anew)
