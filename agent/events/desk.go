@@ -31,6 +31,7 @@ type Desk struct {
 
 	// The lock is taken before the pool's, and by nothing that saves, loads or looks up.
 	mu      sync.Mutex
+	closed  bool
 	spaces  map[pool.SpaceID]*space
 	refused uint64
 	gaps    uint64
@@ -50,17 +51,30 @@ func New(memory Memory, storage pool.Journal, path string, log *zap.Logger) *Des
 		memory: memory, media: [media]pool.Journal{memory, storage}, stop: make(chan struct{}),
 		spaces: map[pool.SpaceID]*space{},
 	}
-	if d.keeper = newKeeper(d, path, log); d.keeper != nil {
-		d.stopped.Go(d.keeper.work)
+	if path != "" {
+		d.keeper = &keeper{path: path, log: log}
 	}
 	d.stopped.Go(d.work)
 	return d
 }
 
-// Close ends the desk's goroutines and waits for them.
+// Close ends the desk's goroutines, waits for them, and keeps the tokens of all spaces.
 func (d *Desk) Close() {
+	d.mu.Lock()
+	d.closed = true
+	d.mu.Unlock()
 	close(d.stop)
 	d.stopped.Wait()
+	for _, sp := range d.spaces {
+		d.keeper.save(sp)
+	}
+}
+
+// background calls do in a goroutine, unless the desk is closed.
+func (d *Desk) background(do func()) {
+	if d.keeper != nil && !d.closed {
+		d.stopped.Go(do)
+	}
 }
 
 // maxWaiting is how many messages of a session may wait to be written when it asks for events. With
@@ -77,7 +91,7 @@ func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, 
 	switch m := msg.(type) {
 	case *ipc.BlockTokens:
 		if rules != nil && d.spaces[rules.ID] != nil {
-			d.refused += uint64(d.spaces[rules.ID].learn(m, false))
+			d.refused += uint64(d.spaces[rules.ID].learn(m))
 		}
 	case *ipc.NextEvents:
 		blocks := int(m.Blocks)
@@ -120,7 +134,7 @@ func (d *Desk) open(rules *lookup.Space) *space {
 				medium.Watch(rules.ID)
 			}
 		}
-		d.keeper.signal() // which loads its tokens
+		d.background(func() { d.keeper.load(sp) })
 		sp.serve()
 	}
 	return sp
@@ -133,7 +147,7 @@ func (d *Desk) check(sp *space) (open bool) {
 		return true
 	}
 	delete(d.spaces, sp.id)
-	d.keeper.signal() // which lets go of it
+	d.background(func() { d.keeper.save(sp) }) // its blocks may outlive it
 	return false
 }
 
@@ -201,12 +215,9 @@ func (d *Desk) compare(sp *space) {
 // Forget drops the tokens that an earlier process kept of a space that was reset, also if nobody
 // asks for its events.
 func (d *Desk) Forget(fp pool.Fingerprint) {
-	if d.keeper != nil {
-		d.mu.Lock()
-		d.keeper.forgotten[nameOf(fp)] = true
-		d.mu.Unlock()
-		d.keeper.signal()
-	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.background(func() { d.keeper.forget(fp) })
 }
 
 // Report is the state of a Desk.
