@@ -1,8 +1,6 @@
 package pool
 
 import (
-	"context"
-	"errors"
 	"time"
 )
 
@@ -87,26 +85,7 @@ type Tiers interface {
 	// Storage returns the journal of the stores of the node, of which it can tell which entries
 	// come and go there; nil: there are none.
 	Storage() Journal
-	TierContents
 }
-
-// TierContents lists and deletes the contents of one tier, for administration. It calls the store
-// in any state of the tier, until ctx ends.
-type TierContents interface {
-	// StoredAs returns the name of a space in the tiers: its fingerprint, or another name after a
-	// reset on this node.
-	StoredAs(space Fingerprint) Fingerprint
-	// ListTier calls Lister.List of the named tier. Its keys have the names of spaces in the tiers.
-	ListTier(ctx context.Context, tier string, found func(k Key, bytes int64) bool) error
-	// DeleteIn calls Store.Delete with such keys in the named tier.
-	DeleteIn(ctx context.Context, tier string, keys []Key) error
-}
-
-// Errors of TierContents.
-var (
-	ErrNoTier   = errors.New("no such tier")
-	ErrUnlisted = errors.New("this tier's store does not list what it holds")
-)
 
 // Advised is a memory that can be told how its entries will be used.
 type Advised interface {
@@ -166,16 +145,6 @@ type KeyJournal interface {
 	// Changes takes all notes, and keeps empty, the caller's last list, for the next ones. lost
 	// reports that any key may have come or gone besides.
 	Changes(empty []Key) (all []Key, lost bool)
-}
-
-// Lister is a Store that lists what it holds. It is slow, and for administration.
-//
-// Implemented by pool/disk, pool/redis and pool/s3. Without it, `kvagent cache ls` does not list
-// the tier.
-type Lister interface {
-	// List calls found for every shard until found returns false. Shards stored or deleted
-	// meanwhile may be listed, left out, or listed twice.
-	List(ctx context.Context, found func(k Key, bytes int64) bool) error
 }
 
 // Reporter is a Store that reports its state at any time, without waiting.

@@ -38,7 +38,6 @@ type Options struct {
 type Server struct {
 	view    *View
 	page    *page.Page
-	limit   time.Duration
 	log     *zap.Logger
 	server  *http.Server
 	serving sync.WaitGroup
@@ -49,7 +48,7 @@ type Server struct {
 // Start serves a view until Close.
 func Start(v *View, o Options) (*Server, error) {
 	o.Limit = cmp.Or(o.Limit, requestLimit)
-	s := &Server{view: v, limit: o.Limit, log: o.Log, names: o.HTTPNames}
+	s := &Server{view: v, log: o.Log, names: o.HTTPNames}
 	admin := o.Admin
 	if admin == nil {
 		var err error
@@ -189,12 +188,10 @@ func (s *Server) addChanges(mux *http.ServeMux) {
 	mux.HandleFunc("POST /set", s.set)
 	mux.HandleFunc("GET /cache", s.cacheList)
 	mux.HandleFunc("POST /cache/rm", s.cacheRemove)
-	mux.HandleFunc("GET /cache/tier", s.cacheTier)
 	mux.HandleFunc("GET /explain", s.explain)
 	mux.HandleFunc("GET /record", s.record)
 	mux.HandleFunc("GET /hints", s.hinted)
 	mux.HandleFunc("POST /hints", s.hint)
-	mux.HandleFunc("POST /cache/tier/rm", s.cacheTierRemove)
 }
 
 // writeHealth answers 200 ok, or 503 with the reason.

@@ -34,7 +34,6 @@ type Agent interface {
 // Sources are what else a view reads.
 type Sources struct {
 	Guests func() Guests
-	Tiers  pool.TierContents // nil: no tier can be listed
 	// Explain tells why look-ups missed; nil: nothing is remembered.
 	Explain *history.World
 	Hints   Hints

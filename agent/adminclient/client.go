@@ -41,9 +41,6 @@ func New(dir string) *Client {
 	}}
 }
 
-// Within sets the time limit of a request, instead of timeout.
-func (a *Client) Within(d time.Duration) { a.client.Timeout = d }
-
 // Get returns the answer to a GET of path.
 func (a *Client) Get(ctx context.Context, path string) ([]byte, error) {
 	return a.do(ctx, http.MethodGet, path, nil)

@@ -114,9 +114,6 @@ func Join(a Agent, p pool.Memory, o Options, log *zap.Logger) *Guests {
 	}
 	g.hints, g.events = hints.New(told), events.New(p, storage, o.Tokens, log)
 	sources := admin.Sources{Guests: g.Report, Hints: g.hints, Explain: g.world(tiers)}
-	if tiers != nil {
-		sources.Tiers = tiers
-	}
 	g.view = admin.NewView(a, sources)
 	return g
 }

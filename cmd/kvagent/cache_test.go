@@ -1,15 +1,11 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // cache ls and rm, against an agent whose filler has stored two blocks.
@@ -56,54 +52,6 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// cache ls and rm of one tier, whose spaces have other names after a reset. A block deleted in the
-// tier is still in memory.
-func TestCacheOfATier(t *testing.T) {
-	_, dir, _ := startServe(t, "--tier", "disk:"+filepath.Join(t.TempDir(), "disk")+"?capacity=64MiB&write=save")
-	fillBlocks(t, dir, 5)
-	held := waitForShards(t, dir, 5)
-	if len(held.Spaces) != 1 || !held.Spaces[0].Known || held.Spaces[0].Bytes <= 0 || !held.Complete {
-		t.Fatalf("%+v", held)
-	}
-	space := held.Spaces[0].Space
-	for _, c := range []struct {
-		args string
-		code int
-		want string
-	}{
-		{"ls --tier disk", 0, space},
-		{"ls --tier disk --model nobody's", 0, "SPACE"},
-		{"ls --tier tape", exitFailed, "no such tier, allowed: disk"},
-		{"rm --tier disk", exitConfig, "no filter given"},
-		{"rm --tier memory --space " + space, exitConfig, "allowed: a tier below it"},
-		{"rm --tier disk --space ffff", 0, "removed 0 shards"},
-		{"ls --tier disk --json", 0, `"shards": 5`},
-		{"rm --tier disk --space " + space[:8], 0, "removed 5 shards"},
-		{"ls", 0, "  5\n"},
-		{"rm --space " + space, 0, "of 1 spaces"}, // from now on it has another name in the tier
-	} {
-		wantCache(t, dir, c.args, c.code, c.want)
-	}
-	waitForShards(t, dir, 0)
-	fillBlocks(t, dir, 3)
-	if held = waitForShards(t, dir, 3); held.Spaces[0].Space != space || !held.Spaces[0].Known {
-		t.Errorf("after a reset: %+v, want space %s", held.Spaces, space)
-	}
-	wantCache(t, dir, "rm --space "+space, 0, "of 1 spaces")
-	if held = waitForShards(t, dir, 3); len(held.Spaces) != 1 || held.Spaces[0].Known {
-		t.Errorf("what was stored before a reset: %+v, want a name that is not known", held.Spaces)
-	}
-	wantCache(t, dir, "rm --tier disk --json --space "+held.Spaces[0].Space, 0, `"shards":3`)
-}
-
-func wantCache(t *testing.T, dir, args string, code int, want string) {
-	t.Helper()
-	out, got := kvagentOutput(t, append(append([]string{"cache"}, strings.Fields(args)...), "--socket-dir", dir)...)
-	if got != code || !strings.Contains(out, want) {
-		t.Errorf("%s: exit %d, want %d, with %q: %s", args, got, code, want, out)
-	}
-}
-
 // fillBlocks has n blocks stored.
 func fillBlocks(t *testing.T, dir string, n int) {
 	t.Helper()
@@ -118,27 +66,4 @@ func fillBlocks(t *testing.T, dir string, n int) {
 	if out, code := kvagentOutput(t, "mock", "--fill", file, "--socket-dir", dir); code != 0 {
 		t.Fatalf("fill: exit %d: %s", code, out)
 	}
-}
-
-// waitForShards asks until the disk holds so many, because saves reach it asynchronously.
-func waitForShards(t *testing.T, dir string, n int64) (held admin.CacheTier) {
-	t.Helper()
-	defer func() {
-		if t.Failed() {
-			t.Logf("the disk holds %+v, want %d shards", held, n)
-		}
-	}()
-	pooltest.Until(t, "the disk holds all shards", func() bool {
-		out, code := kvagentOutput(t, "cache", "ls", "--tier", "disk", "--json", "--socket-dir", dir)
-		held = admin.CacheTier{}
-		if err := json.Unmarshal([]byte(out), &held); code != 0 || err != nil {
-			t.Fatalf("exit %d, %v: %s", code, err, out)
-		}
-		shards := int64(0)
-		for i := range held.Spaces {
-			shards += held.Spaces[i].Shards
-		}
-		return shards == n
-	})
-	return held
 }

@@ -15,12 +15,10 @@
 package disk
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -174,58 +172,4 @@ func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
-}
-
-var _ pool.Lister = (*Store)(nil)
-
-// List calls found for every block until found returns false. It reads the footers, and is for
-// administration. It skips blocks that are written again, deleted or evicted meanwhile.
-func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.calls.Done()
-	var b bounce
-	defer b.free()
-	for _, d := range s.dirs {
-		d.mu.Lock()
-		all := slices.Clone(d.segments)
-		d.mu.Unlock()
-		for _, g := range all {
-			if more := d.listSegment(g, &b, found); !more || ctx.Err() != nil {
-				return ctx.Err()
-			}
-		}
-	}
-	return nil
-}
-
-// listSegment returns false if no more is wanted.
-func (d *dir) listSegment(g *segment, b *bounce, found func(k pool.Key, bytes int64) bool) bool {
-	if !g.hold() {
-		return true // it was evicted
-	}
-	defer func() { _ = g.release() }() // only read
-	d.mu.Lock()
-	closed, headers := g.closed, bytes.Clone(g.headers)
-	d.mu.Unlock()
-	if closed {
-		c, err := readSegment(g, b)
-		if err != nil {
-			d.s.add(readErrors, 1)
-			return true // its blocks are not listed
-		}
-		headers = c.headers
-	}
-	for p := headers; len(p) > 0; p = p[headerBytes:] {
-		var h header
-		if !h.decode(p, g.nonce) || h.kind != block {
-			continue
-		}
-		at, ok := d.s.index.get(d.s.tagOf(&h.key))
-		if ok && at.segment == g.handle && at.off() == h.off && !found(h.key, int64(h.length)) {
-			return false
-		}
-	}
-	return true
 }

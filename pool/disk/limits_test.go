@@ -183,24 +183,3 @@ func TestAfterClose(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func TestList(t *testing.T) {
-	s := open(t, small(t))
-	wantPut(t, s, 0, 200, size)
-	if err := s.Delete(t.Context(), []pool.Key{keyOf(7)}); err != nil {
-		t.Fatal(err)
-	}
-	seen := map[pool.Key]int64{}
-	if err := s.List(t.Context(), func(k pool.Key, bytes int64) bool { seen[k] = bytes; return true }); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 200 {
-		if bytes, ok := seen[keyOf(i)]; ok == (i == 7) || (ok && bytes != size) {
-			t.Fatalf("block %d: listed %v, %d bytes", i, ok, bytes)
-		}
-	}
-	n := 0
-	if err := s.List(t.Context(), func(pool.Key, int64) bool { n++; return n < 5 }); err != nil || n != 5 {
-		t.Fatalf("%d blocks listed, of which 5 were wanted: %v", n, err)
-	}
-}

@@ -89,9 +89,7 @@ func (s *Shelf) Delete(ctx context.Context, keys []pool.Key) error {
 	return ctx.Err()
 }
 
-var _ pool.Lister = (*Shelf)(nil)
-
-// List implements pool.Lister. It lists what is stored when it is called.
+// List calls found for each item that is stored when it is called, until found returns false.
 func (s *Shelf) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
 	s.mu.Lock()
 	items := maps.Clone(s.items)

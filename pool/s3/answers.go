@@ -1,12 +1,10 @@
 package s3
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"net/http"
 	"sync"
@@ -21,9 +19,6 @@ import (
 const (
 	headerBytes   = 16 << 10
 	documentBytes = 16 << 10 // an error, a location, credentials
-	pageKeys      = 256      // that a list is asked for
-	pageBytes     = pageKeys * (4 << 10)
-	pageTags      = pageKeys * 40 // the library allocates 3 KiB for an object, whose tag may be alone
 )
 
 // bounded is a transport whose answers end with an error where they are longer than what was asked
@@ -46,13 +41,11 @@ func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &answer{ReadCloser: resp.Body, left: documentBytes, tags: math.MaxInt}
+	a := &answer{ReadCloser: resp.Body, left: documentBytes}
 	if resp.StatusCode < http.StatusMultipleChoices && r.Method == http.MethodGet {
 		var from, to int64
 		if n, _ := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &from, &to); n == 2 {
 			a.left = to - from + 1
-		} else if r.URL.Query().Has("list-type") {
-			a.left, a.tags = pageBytes, pageTags
 		}
 	}
 	resp.Body = a
@@ -63,16 +56,14 @@ func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 type answer struct {
 	io.ReadCloser
 	left int64 // bytes; negative: there were more
-	tags int   // of XML
 }
 
 func (a *answer) Read(p []byte) (n int, err error) {
-	if a.left >= 0 && a.tags >= 0 {
+	if a.left >= 0 {
 		n, err = a.ReadCloser.Read(p[:min(int64(len(p)), a.left+1)])
 		a.left -= int64(n)
-		a.tags -= bytes.Count(p[:n], []byte("<"))
 	}
-	if a.left < 0 || a.tags < 0 {
+	if a.left < 0 {
 		return 0, fmt.Errorf("s3: %w: it is longer", remote.ErrAnswer)
 	}
 	return n, err

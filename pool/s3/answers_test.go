@@ -6,12 +6,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -77,12 +75,6 @@ func (s *liar) answer(w *httptest.ResponseRecorder, r *http.Request, body string
 	switch {
 	case r.URL.Query().Has("location"):
 		_, _ = w.WriteString("<LocationConstraint/>")
-	case r.URL.Query().Has("list-type"):
-		_, _ = w.WriteString("<ListBucketResult>")
-		for _, path := range slices.Sorted(maps.Keys(s.objects)) {
-			fmt.Fprintf(w, "<Contents><Key>%s</Key><Size>1</Size></Contents>", strings.TrimPrefix(path, "/"+bucket+"/"))
-		}
-		_, _ = w.WriteString("</ListBucketResult>")
 	case r.Method == http.MethodPut && there:
 		w.WriteHeader(http.StatusPreconditionFailed)
 	case r.Method == http.MethodPut:
@@ -171,7 +163,6 @@ func believe(t *testing.T, honest int, lie func(io.Writer)) {
 		_ = store.Put(ctx, items)
 		_ = store.Get(ctx, pooltest.Empty(items))
 		_ = store.Exists(ctx, keys, status)
-		_ = store.List(ctx, func(pool.Key, int64) bool { return true })
 		_ = store.Delete(ctx, keys)
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"path"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,10 +36,7 @@ type Store struct {
 	hiddenLogged atomic.Bool
 }
 
-var (
-	_ pool.Store  = (*Store)(nil)
-	_ pool.Lister = (*Store)(nil)
-)
+var _ pool.Store = (*Store)(nil)
 
 // Open returns a store without contacting the service. A service that does not answer later makes
 // the store Lost. The error is about options.
@@ -140,13 +136,6 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 	})
 }
 
-// block returns the key of an object that was listed, and the length of its data. An object of
-// another name is none of ours.
-func (s *Store) block(o *minio.ObjectInfo) (k pool.Key, bytes int64, ok bool) {
-	k, err := pool.ParseKey(path.Base(o.Key))
-	return k, max(o.Size, pool.ValueHeader) - pool.ValueHeader, err == nil && s.name(&k) == o.Key
-}
-
 // Delete implements pool.Store.
 func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	return s.each(ctx, len(keys), func(i int) error {
@@ -173,23 +162,6 @@ func (s *Store) remove(ctx context.Context, k *pool.Key) error {
 		return err
 	}
 	return nil
-}
-
-// List implements pool.Lister.
-func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	options := minio.ListObjectsOptions{Prefix: s.o.Prefix, Recursive: true, MaxKeys: pageKeys}
-	for o := range s.core.Client.ListObjects(ctx, s.o.Bucket, options) {
-		if o.Err != nil {
-			s.judge(ctx, o.Err)
-			return o.Err
-		}
-		if k, bytes, ok := s.block(&o); ok && !found(k, bytes) {
-			return nil
-		}
-	}
-	return ctx.Err()
 }
 
 // Counts of a store since it was opened.

@@ -1,9 +1,6 @@
 package tier
 
 import (
-	"context"
-	"fmt"
-	"strings"
 	"sync/atomic"
 
 	"github.com/kvagent/kvagent/pool"
@@ -61,58 +58,6 @@ func (l *level) report(t *pool.TierStatus) {
 	t.Asked, t.Found = c.asked.Load(), c.found.Load()
 	t.AskLate, t.AskFailed, t.AskRefused = c.askTimeouts.Load(), c.askFailed.Load(), c.askBusy.Load()
 	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.speed.report()
-}
-
-// StoredAs implements pool.Tiers.
-func (p *Pool) StoredAs(space pool.Fingerprint) pool.Fingerprint { return p.names.StoredAs(space) }
-
-// ListTier implements pool.Tiers.
-func (p *Pool) ListTier(ctx context.Context, tier string, found func(k pool.Key, bytes int64) bool) error {
-	l, err := p.levelNamed(tier)
-	if err != nil {
-		return err
-	}
-	lister, ok := l.Store.(pool.Lister)
-	if !ok {
-		return fmt.Errorf("tier %s: %w", tier, pool.ErrUnlisted)
-	}
-	if err := lister.List(ctx, found); err != nil {
-		return fmt.Errorf("tier %s: %w", tier, err)
-	}
-	return nil
-}
-
-// DeleteIn implements pool.Tiers. It also clears what is cached about the tier.
-func (p *Pool) DeleteIn(ctx context.Context, tier string, keys []pool.Key) error {
-	l, err := p.levelNamed(tier)
-	if err != nil {
-		return err
-	}
-	err = l.Store.Delete(ctx, keys)
-	l.exists.clear()
-	l.written.clear()
-	if err != nil {
-		return fmt.Errorf("tier %s: %w", tier, err)
-	}
-	return nil
-}
-
-func (p *Pool) levelNamed(name string) (*level, error) {
-	var names []string
-	for _, l := range p.levels {
-		if l.Name == name {
-			return l, nil
-		}
-		names = append(names, l.Name)
-	}
-	return nil, fmt.Errorf("tier %q: %w, allowed: %s", name, pool.ErrNoTier, strings.Join(names, ", "))
-}
-
-// clear removes all entries.
-func (k *existsCache) clear() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	clear(k.cells)
 }
 
 // storage is the journal of the local tiers: the entries that look-ups would find there.

@@ -289,3 +289,8 @@ func (n *node) stored(tier int, entries uint64) {
 	n.waitFor("written to the tier",
 		func(r *pool.TierReport) bool { return r.Tiers[tier].Stored+r.Tiers[tier].Had >= entries })
 }
+
+// StoredAs returns the present name of a space in the tiers.
+func (n *node) StoredAs(fp pool.Fingerprint) pool.Fingerprint {
+	return catalog.StoredName(fp, n.names.Epoch(fp))
+}

@@ -73,7 +73,7 @@ type Options struct {
 // Names holds the names of spaces in tiers. Its methods may be called concurrently.
 //
 // It has two locks, taken in this order, and the caller's lock of open spaces may be held between
-// the two: Opened, Use, Closed and StoredAs take mu alone.
+// the two: Opened, Use and Closed take mu alone.
 //
 //	changeMu  held by one change of the catalog, from the change to the end of its write to disk.
 //	          So the file never goes back to an earlier state, and a reset is in the file when
@@ -168,11 +168,6 @@ func (n *Names) Closed(fp pool.Fingerprint) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mu.open = slices.DeleteFunc(n.mu.open, func(other pool.Fingerprint) bool { return other == fp })
-}
-
-// StoredAs returns the present name of a space, which need not be open.
-func (n *Names) StoredAs(fp pool.Fingerprint) pool.Fingerprint {
-	return catalog.StoredName(fp, n.Epoch(fp))
 }
 
 // Epoch returns the tier epoch of a space.
