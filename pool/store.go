@@ -10,7 +10,7 @@ type Item struct {
 	Status Status
 }
 
-// Usage is the use of a store in bytes and items.
+// Usage is the use of a store in bytes and items; zero where the store does not know.
 type Usage struct {
 	Bytes    int64 `json:"bytes" metric:"tier_used_bytes"`
 	Capacity int64 `json:"capacity_bytes" metric:"tier_capacity_bytes"` // 0: unknown

@@ -236,12 +236,14 @@ func printTiers(t io.Writer, tiers *pool.TierReport) {
 	for i := range tiers.Tiers {
 		s := &tiers.Tiers[i]
 		state := tierState(s)
-		size := settings.HumanSize(s.Usage.Bytes)
-		if s.Usage.Capacity > 0 {
-			size += " of " + settings.HumanSize(s.Usage.Capacity)
+		if s.Usage.Bytes > 0 {
+			state += ", " + settings.HumanSize(s.Usage.Bytes)
 		}
-		fmt.Fprintf(t, "tier %s\t%s, %s; %d blocks read (%s), %d missed; %d written (%s), %d not; %d damaged\n",
-			s.Name, state, size, s.Hits, settings.HumanSize(int64(s.BytesIn)), s.Misses, s.Stored,
+		if s.Usage.Capacity > 0 {
+			state += " of " + settings.HumanSize(s.Usage.Capacity)
+		}
+		fmt.Fprintf(t, "tier %s\t%s; %d blocks read (%s), %d missed; %d written (%s), %d not; %d damaged\n",
+			s.Name, state, s.Hits, settings.HumanSize(int64(s.BytesIn)), s.Misses, s.Stored,
 			settings.HumanSize(int64(s.BytesOut)), s.Dropped+s.Full+s.Lost, s.Corrupt)
 	}
 	fmt.Fprintf(t, "prefetch\t%d blocks being fetched (%s of %s), %d arrived, %d failed\n",

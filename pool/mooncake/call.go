@@ -112,15 +112,6 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	return s.ask(ctx, opDelete, keys, func(int, int64) {})
 }
 
-// tallyDelete subtracts what was deleted: a code is the value's length.
-func (s *Store) tallyDelete(codes []int64) {
-	for _, code := range codes {
-		if code >= 0 {
-			s.stock.Add(-1, -code)
-		}
-	}
-}
-
 // ask sends an operation for all valid keys, maxKeys at once, and calls tell with each code.
 func (s *Store) ask(ctx context.Context, op operation, keys []pool.Key, tell func(i int, code int64)) error {
 	for from := 0; from < len(keys); from += maxKeys {
@@ -151,11 +142,9 @@ func (s *Store) askSome(ctx context.Context, op operation, names []string) ([]in
 		return nil, err
 	}
 	free := func() { s.questions <- place }
-	r := &request{frame: func(id uint64) any { return &keysRequest{id, op, names} }, free: free}
-	if op == opDelete {
-		r.tally = s.tallyDelete
-	}
-	codes, err := s.call(ctx, h, len(names), false, r)
+	codes, err := s.call(ctx, h, len(names), false, &request{
+		frame: func(id uint64) any { return &keysRequest{id, op, names} }, free: free,
+	})
 	if err == nil {
 		free()
 	}

@@ -158,6 +158,14 @@ func (h *helper) work(silence time.Duration) {
 	h.owned.Go(func() { h.watch(silence) })
 }
 
+// replaceSoon has the helper replaced.
+func (h *helper) replaceSoon() {
+	select {
+	case h.replace <- struct{}{}:
+	default: // it is to be replaced already
+	}
+}
+
 // kill ends the process at once, without waiting until it is reaped.
 func (h *helper) kill() { h.killFor(errors.New("closed")) }
 

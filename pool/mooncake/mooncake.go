@@ -54,7 +54,6 @@ type Store struct {
 	questions chan int // free places for questions and deletes
 	count     [counts]atomic.Uint64
 	condition *remote.Condition
-	stock     remote.Stock
 	transfers *transfers
 
 	cancel context.CancelFunc
@@ -256,8 +255,8 @@ func (s *Store) answered(h *helper) {
 	}
 }
 
-// Usage returns what this store put less what it deleted: Mooncake does not report evictions.
-func (s *Store) Usage() pool.Usage { return s.stock.Usage() }
+// Usage returns nothing: Mooncake does not report its contents.
+func (s *Store) Usage() pool.Usage { return pool.Usage{} }
 
 // Error codes of Mooncake with a specific meaning.
 const (

@@ -110,7 +110,11 @@ func (s *Store) transfer(
 		codes, err := s.call(ctx, h, len(p.items), p.arena, &request{
 			frame: func(id uint64) any { return &transferRequest{id, op, p.places} },
 			free:  free,
-			tally: func(codes []int64) { s.tally(h, op, p.places, codes) },
+			tally: func(codes []int64) {
+				if s.transfers.record(op, codes, time.Now()) {
+					h.replaceSoon()
+				}
+			},
 		})
 		if err != nil {
 			return err
@@ -179,21 +183,6 @@ func (t *transfers) record(op operation, codes []int64, now time.Time) bool {
 	}
 	t.failed, t.within = 0, max(t.first, min(2*t.within, lastFailingFor))
 	return true
-}
-
-// tally counts the stored values, of code 0, and replaces a helper whose transfers all fail.
-func (s *Store) tally(h *helper, op operation, places []place, codes []int64) {
-	for i, code := range codes {
-		if op == opPut && code == 0 && i < len(places) {
-			s.stock.Add(1, pool.ValueHeader+places[i].Length)
-		}
-	}
-	if s.transfers.record(op, codes, time.Now()) {
-		select {
-		case h.replace <- struct{}{}:
-		default: // it is to be replaced already
-		}
-	}
 }
 
 // moves reports whether an answer shows transfers that succeeded and transfers that failed. A value

@@ -13,7 +13,7 @@ import (
 type request struct {
 	frame   func(id uint64) any
 	free    func()              // frees the place
-	tally   func(codes []int64) // counts what the answer changed in the store, also after the caller left; may be nil
+	tally   func(codes []int64) // judges the answer, also after the caller left; may be nil
 	answer  chan []int64        // cap 1; closed without an answer if the helper ended
 	started time.Time
 	over    chan struct{} // closed when the helper is done with it or has ended; for a request whose caller left

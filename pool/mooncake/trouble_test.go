@@ -195,31 +195,6 @@ func signalHelper(t testing.TB, s *Store, sig syscall.Signal) {
 	}
 }
 
-// TestLateAnswersAreCounted expects values that a helper stores and deletes after the caller's
-// deadline to be counted, although no caller waits for the answer.
-func TestLateAnswersAreCounted(t *testing.T) {
-	t.Parallel()
-	s, _ := openOne(t)
-	items := pooltest.Blocks(0, 3, 10_000)
-	signalHelper(t, s, syscall.SIGSTOP)
-	err := within(t, 50*time.Millisecond, func(ctx context.Context) error { return s.Put(ctx, items) })
-	if !errors.Is(err, context.DeadlineExceeded) || s.Usage().Items != 0 {
-		t.Fatalf("put to a stopped helper: %v, %+v", err, s.Usage())
-	}
-	signalHelper(t, s, syscall.SIGCONT)
-	pooltest.Until(t, "three values are counted",
-		func() bool { return s.Usage() == pool.Usage{Items: 3, Bytes: 3 * (10_000 + pool.ValueHeader)} })
-	signalHelper(t, s, syscall.SIGSTOP)
-	err = within(t, 50*time.Millisecond, func(ctx context.Context) error {
-		return s.Delete(ctx, []pool.Key{items[0].Key, items[1].Key, items[2].Key})
-	})
-	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("delete by a stopped helper: %v", err)
-	}
-	signalHelper(t, s, syscall.SIGCONT)
-	pooltest.Until(t, "none is counted", func() bool { return s.Usage() == pool.Usage{} })
-}
-
 // TestArenaInUse stops the helper until a get in place exceeds its deadline. It expects the caller
 // to learn that its memory is in use until the helper has answered, which costs the helper nothing,
 // or until it is killed and reaped.

@@ -28,20 +28,6 @@ func TestCondition(t *testing.T) {
 	NewCondition(OK, nil).Set(Lost, why)
 }
 
-func TestStock(t *testing.T) {
-	var s Stock
-	s.Add(2, 300)
-	s.Add(-1, -100)
-	if got := s.Usage(); got != (pool.Usage{Items: 1, Bytes: 200}) {
-		t.Errorf("%+v", got)
-	}
-	s.Add(-5, -5000) // of items that others stored
-	s.Add(1, 10)
-	if got := s.Usage(); got != (pool.Usage{Items: 1, Bytes: 10}) {
-		t.Errorf("%+v after others' were deleted", got)
-	}
-}
-
 func TestNames(t *testing.T) {
 	k := pool.Key{Hash: pool.MakeHash([]byte{1, 2})}
 	if got := Name("p:", &k); got != "p:"+k.Text() || !Valid(&k) {

@@ -1,6 +1,6 @@
 // Package remote is what stores on other machines have in common: the state that a store reports,
-// what this node has stored in it, how its values are named, and the ranges of its options. Each
-// store talks to its servers in its own package.
+// how its values are named, and the ranges of its options. Each store talks to its servers in its
+// own package.
 package remote
 
 import (
@@ -85,29 +85,6 @@ func (c *Condition) SetIf(still func() bool, to State, reason error) {
 	if sets && from != to && c.onState != nil {
 		c.onState(from, to, reason)
 	}
-}
-
-// Stock counts what a node stored, less what it deleted, in a store that does not report its
-// contents. It is never negative, although other nodes delete too. Its methods may run
-// concurrently.
-type Stock struct {
-	mu   sync.Mutex
-	have pool.Usage
-}
-
-// Add adds items and their bytes; negative numbers are deletions.
-func (s *Stock) Add(items, bytes int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.have.Items = max(s.have.Items+items, 0)
-	s.have.Bytes = max(s.have.Bytes+bytes, 0)
-}
-
-// Usage returns the counts.
-func (s *Stock) Usage() pool.Usage {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.have
 }
 
 // Valid reports whether a key can be stored.

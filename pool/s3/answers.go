@@ -162,7 +162,6 @@ func (s *Store) put(ctx context.Context, it *pool.Item) error {
 	switch s.judge(ctx, err) {
 	case done:
 		it.Status = pool.OK
-		s.stock.Add(1, size)
 	case exists:
 		it.Status = pool.Exists
 	case unknown:

@@ -28,7 +28,6 @@ type Store struct {
 	count     [counts]atomic.Uint64
 	plain     atomic.Bool // the service does not support If-None-Match
 	condition *remote.Condition
-	stock     remote.Stock
 
 	// allowed is set while the keys are known to be valid: some request succeeded, and since then
 	// the service refused nothing but reads of objects that may not exist.
@@ -146,19 +145,9 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	})
 }
 
-// remove deletes an object. It asks for its size first to keep Usage right.
 func (s *Store) remove(ctx context.Context, k *pool.Key) error {
-	info, err := s.core.StatObject(ctx, s.o.Bucket, s.name(k), minio.StatObjectOptions{})
-	if v := s.judgeRead(ctx, err); v == silence {
-		return err
-	} else if v == missing {
-		return nil
-	}
-	err = s.core.RemoveObject(ctx, s.o.Bucket, s.name(k), minio.RemoveObjectOptions{})
-	switch s.judge(ctx, err) {
-	case done:
-		s.stock.Add(-1, -info.Size)
-	case silence:
+	err := s.core.RemoveObject(ctx, s.o.Bucket, s.name(k), minio.RemoveObjectOptions{})
+	if s.judge(ctx, err) == silence {
 		return err
 	}
 	return nil
@@ -189,8 +178,8 @@ func (s *Store) Report() pool.StoreReport { return s.condition.Report(countNames
 // State returns the current state.
 func (s *Store) State() remote.State { return s.condition.State() }
 
-// Usage returns what this process stored: a bucket does not report its contents.
-func (s *Store) Usage() pool.Usage { return s.stock.Usage() }
+// Usage returns nothing: a bucket does not report its contents.
+func (s *Store) Usage() pool.Usage { return pool.Usage{} }
 
 // verdict is the meaning of an answer for one request.
 type verdict uint8
