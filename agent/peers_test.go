@@ -214,7 +214,7 @@ func TestFetchFromAnotherAgent(t *testing.T) {
 		s.Peers.Bytes != 8*testBlockBytes || s.Peers.Ended["complete"] != 1 || len(s.Peers.Fetched) != 1 {
 		t.Errorf("%+v %+v", s.Transfers, s.Peers)
 	}
-	if s := p.guests.Status(); s.Peers.BytesSent != 8*testBlockBytes || len(s.Peers.Sent) != 1 {
+	if s := p.guests.Status(); s.Peers.BytesSent != 8*testBlockBytes {
 		t.Errorf("%+v", s.Peers)
 	}
 	x.answers(q, ipc.LookupHit, 8)

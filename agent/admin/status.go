@@ -39,18 +39,19 @@ type Reads struct {
 type PeersStatus struct {
 	Address string `json:"address"`
 
-	Blocks  uint64              `json:"blocks_fetched"`
-	Bytes   uint64              `json:"bytes_fetched"`
+	Blocks  uint64              `json:"blocks_fetched" metric:"peer_blocks_total{op=in}"`
+	Bytes   uint64              `json:"bytes_fetched" metric:"peer_bytes_total{op=in}"`
+	Seconds float64             `json:"seconds_fetching" metric:"peer_seconds_total{op=in}"`
 	Ended   map[string]uint64   `json:"fetches_ended" metric:"peer_fetches_ended_total" label:"end"`
 	Failed  map[string]uint64   `json:"blocks_failed" metric:"peer_blocks_failed_total" label:"reason"`
 	Fetched []peer.AddressStats `json:"fetched_from"`
 
-	Connections     int                `json:"connections" metric:"peer_connections"` // of other agents
-	Unauthenticated uint64             `json:"unauthenticated" metric:"peer_unauthenticated_total"`
-	Subscriptions   int                `json:"subscriptions"`
-	BlocksSent      uint64             `json:"blocks_sent"` // each shard counted
-	BytesSent       uint64             `json:"bytes_sent"`
-	Sent            []peer.HostTraffic `json:"sent_to"`
+	Connections     int     `json:"connections" metric:"peer_connections"` // of other agents
+	Unauthenticated uint64  `json:"unauthenticated" metric:"peer_unauthenticated_total"`
+	Subscriptions   int     `json:"subscriptions"`
+	BlocksSent      uint64  `json:"blocks_sent" metric:"peer_blocks_total{op=out}"` // each shard counted
+	BytesSent       uint64  `json:"bytes_sent" metric:"peer_bytes_total{op=out}"`
+	SecondsSent     float64 `json:"seconds_sending" metric:"peer_seconds_total{op=out}"`
 
 	Reads *ReadsStatus `json:"reads,omitempty"` // nil: no --peer-rdma
 }
@@ -71,9 +72,9 @@ type ReadsStatus struct {
 // NewPeersStatus makes it of what both sides count. Address is not set.
 func NewPeersStatus(c *peer.ClientStats, s *peer.ServerStats, r Reads) *PeersStatus {
 	out := &PeersStatus{
-		Blocks: c.Blocks, Bytes: c.Bytes, Ended: map[string]uint64{}, Failed: map[string]uint64{},
+		Blocks: c.Blocks, Bytes: c.Bytes, Seconds: c.Seconds, Ended: map[string]uint64{}, Failed: map[string]uint64{},
 		Fetched: c.Peers, Connections: s.Connections, Unauthenticated: s.Unauthenticated,
-		Subscriptions: s.Subscriptions, BlocksSent: s.Blocks, BytesSent: s.Bytes, Sent: s.Peers,
+		Subscriptions: s.Subscriptions, BlocksSent: s.Blocks, BytesSent: s.Bytes, SecondsSent: s.Seconds,
 	}
 	for end, n := range c.Done {
 		if name := peer.End(end).String(); name != "" {

@@ -114,8 +114,7 @@ func printTransfers(t io.Writer, x *delivery.Report, p *admin.PeersStatus) {
 	}
 	for i := range p.Fetched {
 		one := &p.Fetched[i]
-		fmt.Fprintf(t, "\tfrom %s: %s, %d fetches now, %d blocks (%s)", one.Peer, one.State, one.Fetches, one.Blocks,
-			settings.HumanSize(int64(one.Bytes)))
+		fmt.Fprintf(t, "\tfrom %s: %s, %d fetches now", one.Peer, one.State, one.Fetches)
 		if one.Error != "" {
 			fmt.Fprintf(t, "; %s", one.Error)
 		}

@@ -108,12 +108,10 @@ func (v *served) hold(a *answer, r *request, i int, s pool.Slot) row {
 func (v *served) memory(s pool.Slot) []byte { return v.server.cfg.Arena[s.Off : s.Off+int64(s.Len)] }
 
 func (v *served) tally(a *answer, took time.Duration) {
-	for _, r := range a.rows {
-		if r.status != pool.OK {
-			v.server.count.notSent[reasonOf(r.status)].Add(1)
-		}
-	}
-	v.server.peers.add(v.host, len(a.send), a.bytes, took)
+	v.server.count.add(func(c *ServerStats) {
+		c.Blocks, c.Bytes = c.Blocks+uint64(len(a.send)), c.Bytes+uint64(a.bytes)
+		c.Seconds += took.Seconds()
+	})
 }
 
 // writeBlocks writes a BLOCKS. A part of a slot that cannot be read is sent as zeros, which the

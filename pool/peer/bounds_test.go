@@ -481,8 +481,7 @@ func TestClientLimits(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		st := w.client.Stats()
-		if len(st.Peers) != 4 || st.Peers[3].Peer != other || st.Peers[3].Blocks != 4 ||
-			st.Peers[3].Failed[Had] != 4 || st.Peers[0].Peer != "p2" {
+		if len(st.Peers) != 3 || st.Peers[0].Peer != "p2" {
 			t.Errorf("%+v", st.Peers)
 		}
 		w.p.set("r", Open, 0)
@@ -680,7 +679,7 @@ func TestSharedPrefix(t *testing.T) {
 			t.Error("the second fetch did not wait for the first")
 		}
 		close(release)
-		synctest.Wait()
+		time.Sleep(2 * lastDelay)
 		if over.Load() != 2 || errors.Join(errs[:]...) != nil || one.Blocks != 79 || one.Failed[Corrupt] != 1 ||
 			two.Blocks != 1 || two.Failed[Had] != 79 || w.d.has(h) != 80 {
 			t.Errorf("%v, %+v, %+v, %v", over.Load(), one, two, errs)

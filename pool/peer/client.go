@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -19,14 +20,12 @@ type Client struct {
 	reading  sync.WaitGroup // goroutines of links
 	pulling  chan struct{}  // has an element for each one-sided read
 	fetching sync.WaitGroup // calls of Fetch and Delivered
+	stored   atomic.Uint64  // blocks of all fetches
 
 	mu     sync.Mutex
 	closed bool
 	nodes  map[string]*node
 	links  map[*link]struct{} // that have not ended
-	parts  int                // blocks that all fetches have reserved
-	change chan struct{}      // closed when some of them were settled; nil: nobody waits
-	gone   AddressStats       // of addresses that gave way; its name is empty as long as none has
 	count  ClientStats
 }
 
@@ -126,30 +125,6 @@ func (c *Client) forget(l *link) {
 	delete(c.links, l)
 }
 
-// reserved counts blocks that a fetch has reserved, or, negative, settled.
-func (c *Client) reserved(n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.parts += n
-	if n < 0 && c.change != nil {
-		close(c.change)
-		c.change = nil
-	}
-}
-
-// settling returns a channel that is closed when a fetch has settled blocks; nil if none has any.
-func (c *Client) settling() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.parts == 0 {
-		return nil
-	}
-	if c.change == nil {
-		c.change = make(chan struct{})
-	}
-	return c.change
-}
-
 // begin counts a call for an address, which is a fetch or a Delivered.
 func (c *Client) begin(addr string, fetch bool) (*node, error) {
 	c.mu.Lock()
@@ -208,14 +183,11 @@ func (c *Client) end(n *node, f *fetch, err error) {
 		c.count.Suspended++
 	}
 	c.count.Done[r.End]++
-	of := AddressStats{Blocks: uint64(r.Blocks), Bytes: uint64(r.Bytes), Seconds: r.Took.Seconds()}
 	for i, failed := range r.Failed {
-		of.Failed[i] = uint64(failed)
-		c.count.Failed[i] += of.Failed[i]
+		c.count.Failed[i] += uint64(failed)
 	}
-	n.count.add(&of)
-	c.count.Blocks, c.count.Bytes = c.count.Blocks+of.Blocks, c.count.Bytes+of.Bytes
-	c.count.Seconds += of.Seconds
+	c.count.Blocks, c.count.Bytes = c.count.Blocks+uint64(r.Blocks), c.count.Bytes+uint64(r.Bytes)
+	c.count.Seconds += r.Took.Seconds()
 	if err == nil {
 		n.breaker.worked()
 	}

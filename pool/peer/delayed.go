@@ -8,18 +8,15 @@ import (
 )
 
 // delayed are blocks of a fetch that the peer has and that could not be reserved here: another job
-// is storing them, or no slot was free. They are tried again after pauses that double, as long as
-// another fetch has blocks to settle, which may be these, and else for so many pauses in a row in
-// which this fetch stored nothing.
+// is storing them, or no slot was free. They are tried again after pauses that double, for so many
+// in a row in which no fetch of the client has stored anything.
 type delayed struct {
 	blocks []delayedBlock
-	pause  backoff.Backoff      // since this fetch has stored something
-	alone  int                  // tries since then, while no other fetch had blocks to settle
-	stored int                  // blocks, at the last try
+	pause  backoff.Backoff      // since some fetch has stored something
+	tries  int                  // since then
+	stored uint64               // blocks of all fetches, at the last try
 	full   [pool.MaxGroups]bool // by group of the request: some block found no slot since the last try
-	others bool                 // another fetch had blocks to settle when that was last asked
-	tried  time.Time            // the last time
-	due    time.Time            // the next one; zero: not decided yet
+	due    time.Time            // the next try; zero: not decided yet
 }
 
 type delayedBlock struct {
@@ -33,9 +30,6 @@ const (
 	lastDelay  = 640 * time.Millisecond
 	delays     = 7
 )
-
-// requeuePause is the least time between two tries, however often other fetches settle blocks.
-const requeuePause = 5 * time.Millisecond
 
 // delay puts a block off. It returns false if it has failed for another reason. f.mu is held.
 func (f *fetch) delay(p *part, number uint32) bool {
@@ -76,39 +70,32 @@ func (f *fetch) groupOf(number uint32) (group int) {
 }
 
 // retry queues delayed blocks again when it is time, or gives them up; then again is true.
-// Otherwise it returns what to wait for: that other fetches settle blocks, and the next try.
-func (f *fetch) retry() (settled <-chan struct{}, due <-chan time.Time, again bool) {
+// Otherwise it returns what to wait for, if anything is to be tried.
+func (f *fetch) retry() (due <-chan time.Time, again bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	d := &f.later
 	if len(d.blocks) == 0 || f.parts > 0 {
-		return nil, nil, false // this fetch comes back when its own blocks are settled
+		return nil, false // this fetch comes back when its own blocks are settled
 	}
-	if f.outcome.Blocks != d.stored {
-		d.pause.Reset()
-		d.stored, d.alone, d.due = f.outcome.Blocks, 0, time.Time{}
-	}
-	settled = f.client.settling()
-	if settled == nil && d.others {
-		d.due = time.Now() // the other fetches have ended
-	}
-	if d.others = settled != nil; !d.others && d.alone >= delays {
-		for _, b := range d.blocks {
-			f.outcome.Failed[b.why]++
-		}
-		d.blocks = nil
-		return nil, nil, true
-	}
-	now := time.Now()
 	if d.due.IsZero() {
-		d.due = now.Add(d.pause.Next())
+		if stored := f.client.stored.Load(); stored != d.stored {
+			d.pause.Reset()
+			d.stored, d.tries = stored, 0
+		}
+		if d.tries >= delays {
+			for _, b := range d.blocks {
+				f.outcome.Failed[b.why]++
+			}
+			d.blocks = nil
+			return nil, true
+		}
+		d.due = time.Now().Add(d.pause.Next())
 	}
-	if left := d.due.Sub(now); left > 0 {
-		return settled, time.After(left), false
+	if left := time.Until(d.due); left > 0 {
+		return time.After(left), false
 	}
-	if !d.others {
-		d.alone++
-	}
+	d.tries++
 	for _, b := range d.blocks {
 		if n := len(f.queue); n > 0 && f.queue[n-1].first+f.queue[n-1].count == b.number {
 			f.queue[n-1].count++
@@ -116,15 +103,6 @@ func (f *fetch) retry() (settled <-chan struct{}, due <-chan time.Time, again bo
 			f.queue = append(f.queue, run{b.number, 1})
 		}
 	}
-	d.blocks, d.tried, d.due, d.full = nil, now, time.Time{}, [pool.MaxGroups]bool{}
-	return nil, nil, true
-}
-
-// hurry tries again soon: another fetch has settled blocks.
-func (f *fetch) hurry() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if soon := f.later.tried.Add(requeuePause); soon.Before(f.later.due) {
-		f.later.due = soon
-	}
+	d.blocks, d.due, d.full = nil, time.Time{}, [pool.MaxGroups]bool{}
+	return nil, true
 }

@@ -160,7 +160,7 @@ func TestRequeuePause(t *testing.T) {
 	const gets = 60
 	slots := &countedSlots{}
 	hooked := func(c *Config, cc *ClientConfig) {
-		c.Slots = &beforeAcquire{c.Slots, func(*pool.Batch) { time.Sleep(requeuePause / (gets / 2)) }}
+		c.Slots = &beforeAcquire{c.Slots, func(*pool.Batch) { time.Sleep(firstDelay / gets) }}
 		slots.Slots, cc.Slots = cc.Slots, slots
 		cc.Streams, cc.BatchBytes = 1, 64<<10
 	}

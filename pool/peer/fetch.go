@@ -93,14 +93,12 @@ func (f *fetch) run(ctx context.Context, n *node) error {
 			f.ask(l, b)
 			continue
 		}
-		settled, due, again := f.retry()
+		due, again := f.retry()
 		if again {
 			continue
 		}
 		select {
 		case <-f.wake:
-		case <-settled:
-			f.hurry()
 		case <-due:
 		case <-ctx.Done():
 		case <-l.dead:

@@ -22,7 +22,6 @@ type node struct {
 	decided chan struct{}      // closed when that attempt has ended
 	breaker breaker
 	reads   breaker // of one-sided reads
-	count   AddressStats
 }
 
 // breaker suspends an address after failures. Client.mu guards it.
@@ -70,18 +69,8 @@ func (c *Client) makeRoom() bool {
 	if oldest.idle != nil {
 		oldest.idle.Stop()
 	}
-	c.gone.Peer = other
-	c.gone.add(&oldest.count)
-	c.gone.Opened += oldest.breaker.opened
 	delete(c.nodes, oldest.addr)
 	return true
-}
-
-func (p *AddressStats) add(of *AddressStats) {
-	p.Blocks, p.Bytes, p.Seconds = p.Blocks+of.Blocks, p.Bytes+of.Bytes, p.Seconds+of.Seconds
-	for i := range p.Failed {
-		p.Failed[i] += of.Failed[i]
-	}
 }
 
 // link returns the connections to an address, which it makes if necessary. One call at a time
@@ -186,8 +175,7 @@ func (c *Client) Stats() ClientStats {
 	out := c.count
 	out.Peers = []AddressStats{}
 	for _, n := range c.nodes {
-		p := n.count
-		p.Peer, p.Fetches, p.Opened, p.State = n.addr, n.users, n.breaker.opened, "idle"
+		p := AddressStats{Peer: n.addr, Fetches: n.users, Opened: n.breaker.opened, State: "idle"}
 		if n.breaker.err != nil {
 			p.Error = n.breaker.err.Error()
 		}
@@ -202,9 +190,5 @@ func (c *Client) Stats() ClientStats {
 		out.Peers = append(out.Peers, p)
 	}
 	slices.SortFunc(out.Peers, func(a, b AddressStats) int { return strings.Compare(a.Peer, b.Peer) })
-	if gone := c.gone; gone.Peer != "" {
-		gone.State = "idle"
-		out.Peers = append(out.Peers, gone)
-	}
 	return out
 }

@@ -115,7 +115,7 @@ func (v *served) unpin(id uint32) error {
 	v.mu.Unlock()
 	v.free(p)
 	v.tally(p.answer, time.Since(p.since))
-	v.server.count.placed.Add(uint64(len(p.send)))
+	v.server.count.add(func(c *ServerStats) { c.Placed += uint64(len(p.send)) })
 	return nil
 }
 

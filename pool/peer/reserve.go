@@ -68,7 +68,6 @@ func (f *fetch) ask(l *link, b stretch) {
 		}
 	}
 	var done []*part
-	f.client.reserved(len(parts))
 	f.mu.Lock()
 	f.parts += len(parts)
 	for i, p := range parts {

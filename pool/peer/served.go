@@ -75,10 +75,10 @@ func (v *served) run() {
 	switch {
 	case meant || errors.Is(err, io.EOF):
 	case errors.Is(err, errMalformed):
-		v.server.count.malformed.Add(1)
+		v.server.count.add(func(c *ServerStats) { c.Malformed++ })
 		v.server.cfg.Log(v.host, "broke the protocol", err)
 	default:
-		v.server.count.lost.Add(1)
+		v.server.count.add(func(c *ServerStats) { c.Lost++ })
 		if !errors.Is(err, net.ErrClosed) {
 			v.server.cfg.Log(v.host, "lost", err)
 		}

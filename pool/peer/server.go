@@ -16,8 +16,7 @@ import (
 type Server struct {
 	cfg      Config
 	listener net.Listener
-	count    serverCounts
-	peers    traffic
+	count    counts
 	budget   *budget      // of subscriptions
 	pinned   atomic.Int64 // bytes, for one-sided reads of all connections
 	serving  sync.WaitGroup
@@ -107,11 +106,11 @@ func (s *Server) over() bool {
 // admit starts the handshake of a connection, or closes it because there are too many.
 func (s *Server) admit(raw net.Conn) {
 	place, err := s.strangers.Enter(s.owner(raw), func() {
-		s.count.refusedPending.Add(1)
+		s.count.add(func(c *ServerStats) { c.RefusedPending++ })
 		_ = raw.Close()
 	})
 	if err != nil {
-		s.count.refusedPending.Add(1)
+		s.count.add(func(c *ServerStats) { c.RefusedPending++ })
 		s.cfg.Log(host(raw), "refused: too many unauthenticated connections", err)
 		_ = raw.Close()
 		return
@@ -144,7 +143,7 @@ func (s *Server) serve(raw net.Conn, place *connlimit.Place) {
 	if err != nil {
 		s.forget(raw)
 		if !s.over() {
-			s.count.unauthenticated.Add(1)
+			s.count.add(func(c *ServerStats) { c.Unauthenticated++ })
 			s.cfg.Log(host(raw), "refused: not authenticated", err)
 		}
 		return
@@ -154,7 +153,7 @@ func (s *Server) serve(raw net.Conn, place *connlimit.Place) {
 	place, err = s.places.Enter(owner, v.close)
 	if err != nil {
 		s.forget(raw)
-		s.count.refused.Add(1)
+		s.count.add(func(c *ServerStats) { c.Refused++ })
 		s.cfg.Log(host(raw), "refused: too many connections", err)
 		return
 	}
@@ -181,7 +180,7 @@ func (s *Server) enter(raw net.Conn, v *served, owner string) bool {
 		return false
 	}
 	s.conns[v] = struct{}{}
-	s.count.accepted.Add(1)
+	s.count.add(func(c *ServerStats) { c.Accepted++ })
 	s.known = append(slices.DeleteFunc(s.known, func(known string) bool { return known == owner }), owner)
 	s.known = s.known[max(len(s.known)-maxKnown, 0):]
 	return true

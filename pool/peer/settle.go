@@ -90,7 +90,7 @@ func (f *fetch) settle(done []*part) {
 
 // add adds the outcome of blocks.
 func (f *fetch) add(of *Result, parts int) {
-	defer f.client.reserved(-parts)
+	f.client.stored.Add(uint64(of.Blocks))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.parts -= parts

@@ -22,7 +22,6 @@ type subscription struct {
 func (v *served) subscribe(id uint32, m *subscribe, held int64) (entered bool, err error) {
 	s, _, ok := v.server.cfg.Resolve(m.space)
 	if !ok {
-		v.server.count.subscribed.Add(1)
 		return false, v.endSubscription(id, EndNoSpace, 0)
 	}
 	sub := &subscription{subscribe: *m, id: id, space: s, cancel: make(chan struct{}), left: m.blocks()}
@@ -47,7 +46,6 @@ func (v *served) refuse(id uint32) error {
 	if twice {
 		return malformed("SUBSCRIBE: id %d is in use", id)
 	}
-	v.server.count.subscribed.Add(1)
 	return v.endSubscription(id, EndRefused, 0)
 }
 
@@ -59,12 +57,11 @@ func (v *served) enter(sub *subscription, held int64) bool {
 		return false
 	}
 	v.subscriptions[sub.id] = sub
-	v.server.count.subscriptions.Add(1)
-	v.server.count.subscribed.Add(1)
+	v.server.count.add(func(c *ServerStats) { c.Subscriptions++ })
 	v.watchers.Go(func() {
 		defer func() {
 			v.server.budget.give(v.host, held)
-			v.server.count.subscriptions.Add(-1)
+			v.server.count.add(func(c *ServerStats) { c.Subscriptions-- })
 		}()
 		v.watch(sub)
 	})
@@ -138,10 +135,10 @@ func (v *served) watch(sub *subscription) {
 		case <-bound.C:
 			waited = true
 		case <-sub.cancel:
-			v.server.count.ended[EndCancelled].Add(1)
+			v.server.count.add(func(c *ServerStats) { c.Ended[EndCancelled]++ })
 			return
 		case <-v.ended:
-			v.server.count.ended[EndLost].Add(1)
+			v.server.count.add(func(c *ServerStats) { c.Ended[EndLost]++ })
 			return
 		}
 	}
@@ -172,7 +169,7 @@ func (v *served) drop(sub *subscription) {
 }
 
 func (v *served) endSubscription(id uint32, e End, tokens uint32) error {
-	v.server.count.ended[e].Add(1)
+	v.server.count.add(func(c *ServerStats) { c.Ended[e]++ })
 	return v.send(kindEnd, id, encodeEnd(e, tokens))
 }
 
