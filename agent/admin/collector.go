@@ -250,8 +250,7 @@ var families = map[string]string{
 
 	"transfers": "Transfers between engines that are open, complete, or waited for.",
 	"transfers_total": "What became of transfers: opened, completed, delivered, expired (not delivered in time), " +
-		"abandoned (open when their session ended), displaced (by a newer one), refused (too many); answers to " +
-		"look-ups that said to wait.",
+		"abandoned (open when their session ended), refused (too many); answers to look-ups that said to wait.",
 	"peer_fetches_total":         "Fetches from other agents: started, of those failed or cancelled; refused.",
 	"peer_fetches_ended_total":   "Fetches from other agents, by how they ended.",
 	"peer_blocks_failed_total":   "Blocks of fetches that were not stored, by reason; had: they were here already.",

@@ -33,8 +33,7 @@ type Config struct {
 	TTL time.Duration
 	Now func() time.Time // nil: time.Now
 	// Fetch brings the blocks of a request from another agent, and returns when nothing more comes
-	// or ctx ends. One that returns ErrRefused is tried again for a while. nil: no other agent can
-	// be asked.
+	// or ctx ends. nil: no other agent can be asked.
 	Fetch func(ctx context.Context, r *Request) error
 	// Deliver tells another agent that a transfer was delivered. It must not block. nil: nobody is
 	// told.
@@ -68,8 +67,7 @@ type Table struct {
 		sync.Mutex
 		closed    bool
 		transfers map[Key]*transfer
-		complete  *list.List // of *transfer, the first to be completed first
-		delivered int        // transfers that were delivered while they were open
+		in        [delivered + 1]int // transfers by state; of Unknown it says nothing
 		fetches   map[Key]*fetch
 		asked     *list.List // of *fetch, the one not asked for longest first
 		fetching  int        // fetches that run
@@ -95,7 +93,7 @@ func New(cfg Config) *Table {
 		cfg.Now = time.Now
 	}
 	t := &Table{cfg: cfg}
-	t.mu.transfers, t.mu.complete = make(map[Key]*transfer), list.New()
+	t.mu.transfers = make(map[Key]*transfer)
 	t.mu.fetches, t.mu.asked = make(map[Key]*fetch), list.New()
 	t.mu.waits, t.mu.watched = make(map[Key]wait), make(map[pool.SpaceID]chan struct{})
 	return t
@@ -118,11 +116,11 @@ func (t *Table) EndSession(session uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, tr := range t.mu.transfers {
-		if tr.owner == session && !tr.complete() {
-			if tr.delivered {
-				t.removeLocked(tr)
-				continue
-			}
+		switch {
+		case tr.owner != session || tr.state == Complete:
+		case tr.state == delivered:
+			t.removeLocked(tr)
+		default:
 			t.mu.count.Abandoned++
 			t.completeLocked(tr)
 		}
@@ -196,7 +194,6 @@ type Counts struct {
 	Delivered uint64 `json:"delivered" metric:"transfers_total{event=delivered}"`
 	Expired   uint64 `json:"expired" metric:"transfers_total{event=expired}"`     // not delivered in time
 	Abandoned uint64 `json:"abandoned" metric:"transfers_total{event=abandoned}"` // open when their session ended
-	Displaced uint64 `json:"displaced" metric:"transfers_total{event=displaced}"` // complete, ended for a newer one
 	Refused   uint64 `json:"refused" metric:"transfers_total{event=refused}"`     // not opened: too many
 	Waited    uint64 `json:"waited" metric:"transfers_total{event=waited}"`       // answers that said to wait
 	Ignored   uint64 `json:"ignored"`                                             // of sessions without an open space
@@ -213,8 +210,8 @@ func (t *Table) Report() Report {
 	defer t.mu.Unlock()
 	t.expireLocked(t.cfg.Now())
 	return Report{
-		Open:     len(t.mu.transfers) - t.mu.complete.Len() - t.mu.delivered,
-		Complete: t.mu.complete.Len(),
+		Open:     t.mu.in[Open],
+		Complete: t.mu.in[Complete],
 		Waiting:  len(t.mu.waits),
 		Fetching: t.mu.fetching,
 		Counts:   t.mu.count,

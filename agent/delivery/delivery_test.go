@@ -137,8 +137,7 @@ func TestSessionEnds(t *testing.T) {
 	})
 }
 
-// Beyond the limit the transfer that was completed first gives way; if none is complete, the new
-// one is refused.
+// Beyond the limit a new transfer is refused until others have ended.
 func TestTooManyTransfers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := New(Config{})
@@ -147,24 +146,14 @@ func TestTooManyTransfers(t *testing.T) {
 				t.Fatalf("transfer %d is refused", i)
 			}
 		}
-		if table.offer("one more") {
+		if table.offer("one more") || table.Offered(space, []byte("another"), p, 16) {
 			t.Error("one more than allowed is open")
 		}
 		expect(t, table, "one more", Transfer{})
 		if !table.offer("5") {
 			t.Error("a renewal at the limit is refused")
 		}
-		for _, name := range []string{"9", "4", "5", "9"} { // 9 is completed again, so it is the newest
-			table.Offered(space, []byte(name), p, 16)
-		}
-		if !table.offer("one more") || !table.Offered(space, []byte("another"), p, 16) {
-			t.Error("a new one is refused although some are complete")
-		}
-		expect(t, table, "4", Transfer{})
-		expect(t, table, "5", Transfer{})
-		expect(t, table, "9", Transfer{Complete, 16})
-		counts(t, table, MaxTransfers-2, 2,
-			Counts{Opened: MaxTransfers + 2, Completed: 4, Displaced: 2, Refused: 1})
+		counts(t, table, MaxTransfers, 0, Counts{Opened: MaxTransfers, Refused: 2})
 		time.Sleep(ttl)
 		if !table.offer("later") {
 			t.Error("refused although all others have expired")
@@ -395,56 +384,6 @@ func TestFetchBytes(t *testing.T) {
 		synctest.Wait()
 		if !start("again", blocks) || start("one more", 2) {
 			t.Error("a fetch that ended made no room, or more than it had")
-		}
-	})
-}
-
-// A fetch that finds no room is tried again, and goes on for look-ups, until there is some, nobody
-// wants it, or it has been refused for too long.
-func TestRefusedFetchIsTriedAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFetching()
-		defer f.Close()
-		refuse := func(name string) {
-			t.Helper()
-			if !f.ask(name, "h:1", d) {
-				t.Fatalf("%s is over, want it to be tried again", name)
-			}
-			<-f.began
-			f.end <- ErrRefused
-			synctest.Wait()
-		}
-		refuse("a")
-		f.asks(t, "a", "h:1", d, true)
-		time.Sleep(firstRefusedPause)
-		synctest.Wait()
-		select {
-		case <-f.began:
-			f.end <- nil
-		default:
-			t.Fatal("a refused fetch is not tried again")
-		}
-		synctest.Wait()
-		f.asks(t, "a", "h:1", d, false)
-		refuse("b")
-		f.Delivered(space, []byte("b"))
-		synctest.Wait()
-		if got := f.Report(); got.Fetching != 0 || got.FetchesCancelled != 1 || got.FetchesFailed != 0 {
-			t.Errorf("%+v, want none: one was served, the other delivered", got)
-		}
-		start, tries := time.Now(), 0
-		for pause := firstRefusedPause; pause <= lastRefusedPause; pause *= 2 {
-			refuse("c")
-			tries++
-			time.Sleep(pause)
-		}
-		refuse("c")
-		f.asks(t, "c", "h:1", d, false)
-		if took := time.Since(start); tries != 5 || took > 2*time.Second {
-			t.Errorf("%d tries in %v", tries, took)
-		}
-		if got := f.Report(); got.Fetching != 0 || got.Fetches != 3 || got.FetchesFailed != 1 {
-			t.Errorf("%+v", got)
 		}
 	})
 }

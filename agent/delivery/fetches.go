@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"container/list"
 	"context"
-	"errors"
 	"time"
 
-	"github.com/kvagent/kvagent/backoff"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -162,7 +160,7 @@ func (t *Table) Start(r *Request, session uint64) bool {
 
 func (t *Table) run(ctx context.Context, f *fetch) {
 	defer f.cancel()
-	err := t.fetch(ctx, f.request)
+	err := t.cfg.Fetch(ctx, f.request)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f.over = true
@@ -175,30 +173,6 @@ func (t *Table) run(ctx context.Context, f *fetch) {
 		t.mu.count.FetchesCancelled++
 	case err != nil:
 		t.mu.count.FetchesFailed++
-	}
-}
-
-// ErrRefused is returned by Config.Fetch when there is no room for the fetch now, here or at the
-// other agent.
-var ErrRefused = errors.New("delivery: no room for the fetch")
-
-// The pauses before a refused fetch is tried again double from the first to the last of these,
-// 1.6 s in all. One that is still refused after them has failed.
-const (
-	firstRefusedPause = 50 * time.Millisecond
-	lastRefusedPause  = 800 * time.Millisecond
-)
-
-// fetch brings the blocks of a request. It tries again while there is no room for it.
-func (t *Table) fetch(ctx context.Context, r *Request) error {
-	for again := (backoff.Backoff{First: firstRefusedPause, Last: lastRefusedPause}); ; {
-		err := t.cfg.Fetch(ctx, r)
-		if !errors.Is(err, ErrRefused) || again.Pause() == lastRefusedPause {
-			return err
-		}
-		if err := again.Wait(ctx); err != nil {
-			return err
-		}
 	}
 }
 

@@ -1,7 +1,6 @@
 package delivery
 
 import (
-	"container/list"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -26,17 +25,16 @@ type Transfer struct {
 // transfer is one that has not ended. Table.mu guards it.
 type transfer struct {
 	key    Key
+	state  State
 	owner  uint64 // session that offered it last
 	tokens uint32
 	ttl    time.Duration
 	ends   time.Time
-	place  *list.Element // in Table.mu.complete; nil: open
-	// delivered is whether it was delivered while it was open. It is kept until its sender
-	// completes it, because OFFERED of a name that is not known would open it again.
-	delivered bool
 }
 
-func (tr *transfer) complete() bool { return tr.place != nil }
+// delivered is the state of a transfer that was delivered while it was open. It is kept until its
+// sender completes it, because OFFERED of a name that is not known would open it again.
+const delivered = Complete + 1
 
 // Offer opens a transfer, or renews it. It returns false if there are too many.
 func (t *Table) Offer(s pool.SpaceID, name []byte, session uint64, tokens uint32, ttl time.Duration) bool {
@@ -47,9 +45,8 @@ func (t *Table) Offer(s pool.SpaceID, name []byte, session uint64, tokens uint32
 	if tr == nil {
 		return false
 	}
-	if tr.complete() {
-		t.mu.complete.Remove(tr.place)
-		tr.place = nil
+	if tr.state == Complete {
+		t.setLocked(tr, Open)
 		t.mu.count.Opened++
 	}
 	// One that was delivered stays so: its sender has not heard of it.
@@ -70,9 +67,6 @@ func (t *Table) Offered(s pool.SpaceID, name []byte, session uint64, tokens uint
 	}
 	tr.owner, tr.tokens, tr.ends = session, tokens, now.Add(tr.ttl)
 	t.completeLocked(tr)
-	if tr.delivered {
-		t.removeLocked(tr)
-	}
 	return true
 }
 
@@ -89,14 +83,12 @@ func (t *Table) delivered(s pool.SpaceID, name []byte) *fetch {
 	defer t.mu.Unlock()
 	key := Key{s, string(name)}
 	delete(t.mu.waits, key)
-	if tr := t.mu.transfers[key]; tr != nil && !tr.delivered {
+	if tr := t.mu.transfers[key]; tr != nil && tr.state != delivered {
 		t.mu.count.Delivered++
-		if tr.complete() {
+		if tr.state == Complete {
 			t.removeLocked(tr)
 		} else {
-			tr.delivered = true
-			t.mu.delivered++
-			t.wakeLocked(s)
+			t.setLocked(tr, delivered)
 		}
 	}
 	f := t.mu.fetches[key]
@@ -108,8 +100,7 @@ func (t *Table) delivered(s pool.SpaceID, name []byte) *fetch {
 	return f
 }
 
-// transferLocked returns a transfer, which it opens if it is not known. It returns nil if there are
-// too many: as many as allowed, and none is complete.
+// transferLocked returns a transfer, which it opens if it is not known; nil if there are too many.
 func (t *Table) transferLocked(key Key, now time.Time) *transfer {
 	if tr := t.mu.transfers[key]; tr != nil && !t.expiredLocked(tr, now) {
 		return tr
@@ -118,29 +109,27 @@ func (t *Table) transferLocked(key Key, now time.Time) *transfer {
 		t.expireLocked(now)
 	}
 	if len(t.mu.transfers) >= MaxTransfers {
-		oldest := t.mu.complete.Front()
-		if oldest == nil {
-			t.mu.count.Refused++
-			return nil
-		}
-		t.mu.count.Displaced++
-		t.removeLocked(oldest.Value.(*transfer))
+		t.mu.count.Refused++
+		return nil
 	}
-	tr := &transfer{key: key, ttl: t.cfg.TTL}
+	tr := &transfer{key: key, state: Open, ttl: t.cfg.TTL}
 	t.mu.transfers[key] = tr
+	t.mu.in[Open]++
 	t.mu.count.Opened++
 	return tr
 }
 
-// completeLocked completes a transfer. One that is complete becomes the newest of those.
+// completeLocked completes a transfer, or ends it if it was delivered.
 func (t *Table) completeLocked(tr *transfer) {
-	if tr.complete() {
-		t.mu.complete.MoveToBack(tr.place)
-	} else {
-		tr.place = t.mu.complete.PushBack(tr)
-		t.mu.count.Completed++
+	if tr.state == Complete {
+		return
 	}
-	t.wakeLocked(tr.key.Space)
+	t.mu.count.Completed++
+	if tr.state == delivered {
+		t.removeLocked(tr)
+	} else {
+		t.setLocked(tr, Complete)
+	}
 }
 
 // expiredLocked ends a transfer that has reached its time.
@@ -148,22 +137,23 @@ func (t *Table) expiredLocked(tr *transfer, now time.Time) bool {
 	if now.Before(tr.ends) {
 		return false
 	}
-	if !tr.delivered {
+	if tr.state != delivered {
 		t.mu.count.Expired++
 	}
 	t.removeLocked(tr)
 	return true
 }
 
-func (t *Table) removeLocked(tr *transfer) {
-	if tr.complete() {
-		t.mu.complete.Remove(tr.place)
-	}
-	if tr.delivered {
-		t.mu.delivered--
-	}
-	delete(t.mu.transfers, tr.key)
+func (t *Table) setLocked(tr *transfer, to State) {
+	t.mu.in[tr.state]--
+	t.mu.in[to]++
+	tr.state = to
 	t.wakeLocked(tr.key.Space)
+}
+
+func (t *Table) removeLocked(tr *transfer) {
+	t.setLocked(tr, Unknown)
+	delete(t.mu.transfers, tr.key)
 }
 
 // State returns what is known of a transfer.
@@ -177,23 +167,21 @@ func (t *Table) stateLocked(tr *transfer) Transfer {
 	switch {
 	case tr == nil || t.expiredLocked(tr, t.cfg.Now()):
 		return Transfer{}
-	case tr.complete() || tr.delivered:
+	case tr.state == delivered:
 		return Transfer{Complete, tr.tokens}
 	}
-	return Transfer{Open, tr.tokens}
+	return Transfer{tr.state, tr.tokens}
 }
 
 // Awaited reports whether a transfer of a space is open: an engine may wait for its blocks.
 func (t *Table) Awaited(s pool.SpaceID) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	open := len(t.mu.transfers) - t.mu.complete.Len() - t.mu.delivered
-	for key, tr := range t.mu.transfers {
-		if open <= 0 {
-			return false
-		}
-		if key.Space == s && !tr.complete() && !tr.delivered {
-			return true
+	if t.mu.in[Open] > 0 {
+		for key, tr := range t.mu.transfers {
+			if key.Space == s && tr.state == Open {
+				return true
+			}
 		}
 	}
 	return false

@@ -56,17 +56,11 @@ type Peering struct {
 	client *peer.Client
 	server *peer.Server // nil: nobody is served
 
-	telling sync.WaitGroup // of tell
+	telling sync.WaitGroup // deliveries
 
 	mu      sync.Mutex
 	closed  bool
-	waiting int                    // deliveries in told
-	told    map[string][]delivered // by agent: what it is to be told, by a goroutine for each
-}
-
-type delivered struct {
-	name  string
-	space pool.Fingerprint
+	waiting int // deliveries that are being told
 }
 
 // New makes a peering that fetches and does not serve yet.
@@ -79,7 +73,7 @@ func New(o Options) (*Peering, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Peering{o: o, client: client, told: map[string][]delivered{}}, nil
+	return &Peering{o: o, client: client}, nil
 }
 
 // Serve serves other agents on a listener, which is the peering's from then on. It is called before
@@ -130,51 +124,27 @@ func (p *Peering) Fetch(ctx context.Context, r *delivery.Request) error {
 		Name: r.Name, Space: r.Fingerprint, ID: r.Space, Epoch: r.Epoch, Shards: r.Shards, Groups: groups,
 		Wait: peer.MaxWait, Early: r.Early,
 	}, nil)
-	if errors.Is(err, peer.ErrBusy) || err == nil && got.End == peer.EndRefused {
-		return delivery.ErrRefused
+	if err == nil && got.End == peer.EndRefused {
+		return peer.ErrBusy
 	}
 	return err
 }
 
 // Deliver tells another agent that a transfer was delivered; it is a Deliver of a delivery.Config.
+// If it cannot be told, the transfer ends at its time.
 func (p *Peering) Deliver(to string, space pool.Fingerprint, name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || p.waiting >= maxTold {
-		return // the transfer ends at its time
+		return
 	}
-	queue, told := p.told[to]
-	p.told[to] = append(queue, delivered{name, space})
 	p.waiting++
-	if !told {
-		p.telling.Go(func() { p.tell(to) })
-	}
-}
-
-// tell tells one agent of its deliveries until it has been told all. If it cannot be told, the
-// transfer ends at its time.
-func (p *Peering) tell(to string) {
-	for {
-		d, ok := p.next(to)
-		if !ok {
-			return
-		}
-		_ = p.client.Delivered(context.Background(), to, d.space, d.name) // Close ends it
-	}
-}
-
-// next takes the next delivery of which an agent is to be told, if there is one.
-func (p *Peering) next(to string) (d delivered, ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	queue := p.told[to]
-	if len(queue) == 0 {
-		delete(p.told, to)
-		return d, false
-	}
-	p.told[to] = queue[1:]
-	p.waiting--
-	return queue[0], true
+	p.telling.Go(func() {
+		_ = p.client.Delivered(context.Background(), to, space, name) // Close ends it
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.waiting--
+	})
 }
 
 // Stats returns the state and the counters of both sides; the server's are zero if nobody is

@@ -97,8 +97,8 @@ func TestAllFetchesAreServed(t *testing.T) {
 		_, server := p.Stats()
 		return server.Subscriptions == delivery.MaxFetches || ctx.Err() != nil
 	})
-	if err := fetch("one more"); ctx.Err() == nil && !errors.Is(err, delivery.ErrRefused) {
-		t.Errorf("one more: %v, want %v", err, delivery.ErrRefused)
+	if err := fetch("one more"); ctx.Err() == nil && !errors.Is(err, peer.ErrBusy) {
+		t.Errorf("one more: %v, want %v", err, peer.ErrBusy)
 	}
 	cancel()
 	all.Wait()
@@ -164,8 +164,8 @@ func TestRefusedByTheOtherAgent(t *testing.T) {
 		_ = d.Fetch(ctx, request("a"))
 	}()
 	<-open
-	if err := d.Fetch(ctx, request("b")); !errors.Is(err, delivery.ErrRefused) {
-		t.Errorf("%v, want %v", err, delivery.ErrRefused)
+	if err := d.Fetch(ctx, request("b")); !errors.Is(err, peer.ErrBusy) {
+		t.Errorf("%v, want %v", err, peer.ErrBusy)
 	}
 	cancel()
 	<-ended
