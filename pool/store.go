@@ -131,7 +131,6 @@ type TierStatus struct {
 	// MarkFails are failed rounds for markers of resets.
 	MarkFails uint64 `json:"reset_marker_failures" metric:"tier_reset_marker_failures_total"`
 
-	Rate float64 `json:"fetch_bytes_per_second"` // while fetches ran, since the start
 	// Seconds of a batch, moving averages.
 	FetchSeconds float64 `json:"fetch_seconds" metric:"tier_seconds{op=fetch}"`
 	PutSeconds   float64 `json:"put_seconds" metric:"tier_seconds{op=put}"`

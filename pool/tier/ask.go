@@ -66,15 +66,15 @@ func (l *level) ask(ctx context.Context, q *question) {
 		err = errClosing
 	}
 	if err != nil {
-		l.count.askFailed.Add(1)
+		l.count.add(func(t *pool.TierStatus) { t.AskFailed++ })
 		l.finish(q, true)
 		return
 	}
-	l.speed.asked(time.Since(start))
+	l.count.add(func(t *pool.TierStatus) { smooth(&t.AskSeconds, start) })
 	now := l.p.now()
 	for i, digest := range q.digests {
 		if has(status[i*q.per : (i+1)*q.per]) {
-			l.count.found.Add(1)
+			l.count.add(func(t *pool.TierStatus) { t.Found++ })
 			l.exists.put(digest, true, now.Add(l.FoundFor))
 		} else {
 			l.exists.put(digest, false, now.Add(l.AbsentFor))
@@ -154,7 +154,7 @@ func await(open []*question, timer *time.Timer) (answered, late bool) {
 func (p *Pool) countLate() {
 	for _, l := range p.levels {
 		if !l.Local {
-			l.count.askTimeouts.Add(1)
+			l.count.add(func(t *pool.TierStatus) { t.AskLate++ })
 			return
 		}
 	}
@@ -257,12 +257,12 @@ func (p *Pool) askEntry(
 
 // submit queues a question; false if too many are waiting: it is over then, without an answer.
 func (l *level) submit(q *question) bool {
-	l.count.asked.Add(uint64(len(q.digests)))
+	l.count.add(func(t *pool.TierStatus) { t.Asked += uint64(len(q.digests)) })
 	select {
 	case l.questions <- q:
 		return true
 	default:
-		l.count.askBusy.Add(1)
+		l.count.add(func(t *pool.TierStatus) { t.AskRefused++ })
 		l.finish(q, true)
 		return false
 	}

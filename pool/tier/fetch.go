@@ -105,16 +105,9 @@ func (l *level) get(ctx context.Context, items []pool.Item) (using <-chan struct
 	within, stop := context.WithTimeout(ctx, l.FetchWithin)
 	defer stop()
 	start := time.Now()
-	l.speed.fetching()
 	err := l.Store.Get(within, items)
 	l.countResult(ctx, err)
-	bytes := int64(0)
-	for i := range items {
-		if items[i].Status == pool.OK {
-			bytes += int64(len(items[i].Data))
-		}
-	}
-	l.speed.fetched(bytes, time.Since(start))
+	l.count.add(func(t *pool.TierStatus) { smooth(&t.FetchSeconds, start) })
 	return stillUsing(err)
 }
 
@@ -135,17 +128,17 @@ func (l *level) arrive(f *incoming) {
 		switch it.Status {
 		case pool.OK:
 			ok++
-			l.count.bytesIn.Add(uint64(len(it.Data) - transit.HeaderBytes))
+			l.count.add(func(t *pool.TierStatus) { t.BytesIn += uint64(len(it.Data) - transit.HeaderBytes) })
 		case pool.Corrupt:
 			bad = true
 			l.logLimited("dropped a damaged value", errs[i])
-			l.count.corrupt.Add(1)
+			l.count.add(func(t *pool.TierStatus) { t.Corrupt++ })
 		case pool.Missing:
 			absent++
 		}
 	}
 	if ok == len(f.items) {
-		l.count.hits.Add(1)
+		l.count.add(func(t *pool.TierStatus) { t.Hits++ })
 		if held := l.p.install(f, sums); held != nil {
 			l.p.settleInstalled(f.promise, l, held)
 			return
@@ -153,7 +146,7 @@ func (l *level) arrive(f *incoming) {
 		l.p.end(f.promise, nil) // memory has no room or the epoch is over: another tier would not help
 		return
 	}
-	l.count.misses.Add(1)
+	l.count.add(func(t *pool.TierStatus) { t.Misses++ })
 	if bad || absent > 0 {
 		l.notFound(f, bad || ok > 0)
 	}

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -20,7 +19,6 @@ type level struct {
 	exists  existsCache // which entries a shared store has
 	written existsCache // entries that were stored there lately, not to be offered again
 	breaker breaker
-	speed   storeSpeed
 	count   counts
 	logged  logLimiter
 
@@ -38,16 +36,26 @@ type level struct {
 	fullUntil time.Time
 }
 
-// counts are the counters of a tier.
+// counts are the counters of a tier. Their lock is a leaf.
 type counts struct {
-	hits, misses              atomic.Uint64 // entries fetched; entries not found or not usable
-	bytesIn, bytesOut         atomic.Uint64 // read and written: bytes of shards without headers
-	corrupt, timeouts, errors atomic.Uint64
+	mu  sync.Mutex
+	now pool.TierStatus
+}
 
-	// Entries written; there already; refused by a full store; not stored for another reason.
-	stored, had, full, lost                       atomic.Uint64
-	putsDropped, deleted, deletesDropped          atomic.Uint64
-	asked, found, askTimeouts, askFailed, askBusy atomic.Uint64
+func (c *counts) add(do func(t *pool.TierStatus)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	do(&c.now)
+}
+
+// smooth adds the time since a moment to a moving average, in seconds.
+func smooth(average *float64, since time.Time) {
+	const weight = 0.2 // of a new value
+	now := time.Since(since).Seconds()
+	if *average == 0 {
+		*average = now
+	}
+	*average += weight * (now - *average)
 }
 
 func (p *Pool) newLevel(number int, t Tier) (*level, error) {
@@ -147,9 +155,9 @@ func (l *level) countResult(ctx context.Context, err error) {
 	case ctx.Err() != nil:
 		return // the stack is closing
 	case errors.Is(err, context.DeadlineExceeded):
-		l.count.timeouts.Add(1)
+		l.count.add(func(t *pool.TierStatus) { t.Timeouts++ })
 	default:
-		l.count.errors.Add(1)
+		l.count.add(func(t *pool.TierStatus) { t.Errors++ })
 	}
 	if l.breaker.failed(&l.Tier, err) {
 		l.p.o.Log(l.Name, "the store fails: it is not used until it works again", err)

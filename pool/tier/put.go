@@ -35,7 +35,7 @@ func (l *level) write(ctx context.Context, batch []origin) {
 		if e := (outgoing{origin: o}); l.p.copyOut(&e) {
 			on, loans = append(on, e), append(loans, e.loan)
 		} else {
-			l.count.putsDropped.Add(1)
+			l.count.add(func(t *pool.TierStatus) { t.Dropped++ })
 		}
 	}
 	ended()
@@ -72,13 +72,13 @@ func (l *level) notStored(ctx context.Context, batch []origin) (out []origin) {
 	err := l.Store.Exists(within, keys, status)
 	l.countResult(ctx, err)
 	if err != nil {
-		l.count.lost.Add(uint64(len(batch)))
+		l.count.add(func(t *pool.TierStatus) { t.Lost += uint64(len(batch)) })
 		return nil
 	}
 	for i := range batch {
 		n := min(batch[i].sp.spec.Shards, 2)
 		if has(status[:n]) {
-			l.count.had.Add(1)
+			l.count.add(func(t *pool.TierStatus) { t.Had++ })
 			l.written.put(batch[i].digest(), true, l.p.now().Add(writtenFor))
 		} else {
 			out = append(out, batch[i])
@@ -184,10 +184,10 @@ func (l *level) put(ctx context.Context, on []outgoing) (using <-chan struct{}) 
 		err = l.putAll(ctx, within, last)
 	}
 	if err != nil {
-		l.count.lost.Add(uint64(len(on)))
+		l.count.add(func(t *pool.TierStatus) { t.Lost += uint64(len(on)) })
 		return stillUsing(err)
 	}
-	l.speed.stored(time.Since(start))
+	l.count.add(func(t *pool.TierStatus) { smooth(&t.PutSeconds, start) })
 	l.tally(on, last, whole)
 	return nil
 }
@@ -225,7 +225,7 @@ func (l *level) putAll(ctx, within context.Context, items []pool.Item) error {
 func (l *level) countPut(it *pool.Item) {
 	switch it.Status {
 	case pool.OK:
-		l.count.bytesOut.Add(uint64(len(it.Data) - transit.HeaderBytes))
+		l.count.add(func(t *pool.TierStatus) { t.BytesOut += uint64(len(it.Data) - transit.HeaderBytes) })
 	case pool.Busy:
 		if !l.Local { // a local one refuses single blocks too, and cheaply
 			l.full()
@@ -237,7 +237,7 @@ func (l *level) countPut(it *pool.Item) {
 func (l *level) tally(on []outgoing, last []pool.Item, whole []bool) {
 	for i := range on {
 		if !whole[i] {
-			l.count.lost.Add(1)
+			l.count.add(func(t *pool.TierStatus) { t.Lost++ })
 			continue
 		}
 		it := &last[0]
@@ -246,14 +246,14 @@ func (l *level) tally(on []outgoing, last []pool.Item, whole []bool) {
 		digest := on[i].digest()
 		switch it.Status {
 		case pool.OK:
-			l.count.stored.Add(1)
+			l.count.add(func(t *pool.TierStatus) { t.Stored++ })
 		case pool.Exists:
-			l.count.had.Add(1)
+			l.count.add(func(t *pool.TierStatus) { t.Had++ })
 		case pool.Busy:
-			l.count.full.Add(1)
+			l.count.add(func(t *pool.TierStatus) { t.Full++ })
 			continue
 		default:
-			l.count.lost.Add(1)
+			l.count.add(func(t *pool.TierStatus) { t.Lost++ })
 			continue
 		}
 		l.written.put(digest, true, l.p.now().Add(writtenFor))

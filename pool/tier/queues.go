@@ -45,7 +45,7 @@ func (l *level) queueLocked(o origin) {
 		return
 	}
 	if l.puts.len() >= l.PutQueue {
-		l.count.putsDropped.Add(1)
+		l.count.add(func(t *pool.TierStatus) { t.Dropped++ })
 		return
 	}
 	l.puts.set[o.key] = o.era
@@ -58,7 +58,7 @@ func (l *level) queueDelete(keys []pool.Key) {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
 	if len(l.deletes)+len(keys) > deleteQueue || l.p.mu.closed {
-		l.count.deletesDropped.Add(uint64(len(keys)))
+		l.count.add(func(t *pool.TierStatus) { t.DeletesLost += uint64(len(keys)) })
 		return
 	}
 	l.deletes = append(l.deletes, keys...)
@@ -72,8 +72,8 @@ func (l *level) remove(ctx context.Context, keys []pool.Key) {
 	err := l.Store.Delete(within, keys)
 	l.countResult(ctx, err)
 	if err != nil {
-		l.count.deletesDropped.Add(uint64(len(keys)))
+		l.count.add(func(t *pool.TierStatus) { t.DeletesLost += uint64(len(keys)) })
 		return
 	}
-	l.count.deleted.Add(uint64(len(keys)))
+	l.count.add(func(t *pool.TierStatus) { t.Deleted += uint64(len(keys)) })
 }

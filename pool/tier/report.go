@@ -23,6 +23,7 @@ func (p *Pool) Report() pool.TierReport {
 	now := p.now()
 	for i, l := range p.levels {
 		t := &r.Tiers[i]
+		l.count.add(func(now *pool.TierStatus) { *t = *now })
 		t.Fetching, t.Hinted, t.Putting, t.Deleting = l.fetches.Len(), l.hints.Len(), l.puts.len(), len(l.deletes)
 		if now.Before(l.fullUntil) {
 			t.State = "full"
@@ -37,7 +38,6 @@ func (p *Pool) Report() pool.TierReport {
 }
 
 func (l *level) report(t *pool.TierStatus) {
-	c := &l.count
 	t.Name, t.Write, t.Local, t.Usage = l.Name, l.Write.String(), l.Local, l.Store.Usage()
 	if says, can := l.Store.(pool.Reporter); can {
 		t.Store = says.Report()
@@ -51,13 +51,6 @@ func (l *level) report(t *pool.TierStatus) {
 		t.Error = err.Error()
 	}
 	t.Opened, t.Tries = opened, tries
-	t.Hits, t.Misses, t.BytesIn, t.BytesOut = c.hits.Load(), c.misses.Load(), c.bytesIn.Load(), c.bytesOut.Load()
-	t.Corrupt, t.Timeouts, t.Errors = c.corrupt.Load(), c.timeouts.Load(), c.errors.Load()
-	t.Stored, t.Had, t.Full, t.Lost = c.stored.Load(), c.had.Load(), c.full.Load(), c.lost.Load()
-	t.Dropped, t.Deleted, t.DeletesLost = c.putsDropped.Load(), c.deleted.Load(), c.deletesDropped.Load()
-	t.Asked, t.Found = c.asked.Load(), c.found.Load()
-	t.AskLate, t.AskFailed, t.AskRefused = c.askTimeouts.Load(), c.askFailed.Load(), c.askBusy.Load()
-	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.speed.report()
 }
 
 // storage is the journal of the local tiers: the entries that look-ups would find there.

@@ -38,7 +38,7 @@ import (
 //	spaces.mu       a space opens, closes, or begins another era
 //	names.mu        the catalog
 //	mu              promises, queues
-//	a level's exists.mu, breaker.mu, speed.mu; staging.mu
+//	a level's exists.mu, breaker.mu, count.mu; staging.mu
 //
 // An era takes its name under spaces.mu, by names.Use. A later change of the name is reported
 // by Changed, which takes spaces.mu and asks again: so the last era has the last name, though
