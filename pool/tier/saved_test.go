@@ -199,7 +199,7 @@ func TestDamagedResets(t *testing.T) {
 	defer m.Close()
 	whole := catalog.New()
 	whole.Spaces[pool.Fingerprint{1}] = catalog.Space{Epoch: 7, Claim: catalog.Nonce{2}, Confirmed: []string{"a"},
-		Used: 5, Forget: true}
+		Forget: true}
 	whole.Floor = 4
 	good, err := whole.Encode()
 	check(t, err)

@@ -16,11 +16,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/kvagent/kvagent/pool"
 )
 
-// MaxSpaces bounds the spaces whose epochs are kept. Beyond it a new one replaces the least needed.
+// MaxSpaces bounds the spaces whose epochs are kept. Beyond it those that are not open are dropped.
 const MaxSpaces = 1 << 16
 
 // Nonce tells resets that made the same epoch apart.
@@ -54,8 +55,7 @@ type Space struct {
 	Claim     Nonce    `json:"claim,omitzero"`
 	Confirmed []string `json:"told,omitempty"` // tiers that know the claim
 	// Forget means that memory that outlives the process may have what was stored before Epoch.
-	Forget bool  `json:"forget,omitempty"`
-	Used   int64 `json:"used"` // when last opened or reset, Unix seconds
+	Forget bool `json:"forget,omitempty"`
 }
 
 // Catalog is what outlives the agent's process.
@@ -78,7 +78,7 @@ func (k *Catalog) Of(fp pool.Fingerprint) Space {
 	return Space{Epoch: k.Floor}
 }
 
-// Put records the state of a space. In a full catalog it replaces one that is not in open.
+// Put records the state of a space. A full catalog keeps no others than those in open.
 func (k *Catalog) Put(fp pool.Fingerprint, e Space, open []pool.Fingerprint) {
 	if _, there := k.Spaces[fp]; !there && len(k.Spaces) >= MaxSpaces {
 		k.makeRoom(open)
@@ -86,47 +86,18 @@ func (k *Catalog) Put(fp pool.Fingerprint, e Space, open []pool.Fingerprint) {
 	k.Spaces[fp] = e
 }
 
-// makeRoom drops a space. So that it never returns to a name that was reset, Floor rises to its
-// epoch. Open spaces keep their names.
+// makeRoom drops all spaces that are neither open, nor to be forgotten by memory, nor still to be
+// told to a tier. So that none returns to a name that was reset, Floor rises to the last epoch of
+// them. Open spaces keep their names.
 func (k *Catalog) makeRoom(open []pool.Fingerprint) {
-	victim, found := k.leastNeeded(open)
-	if !found {
-		return // more spaces are open than the bound: the file grows
-	}
-	if last := k.Spaces[victim].Epoch; last > k.Floor {
-		for _, fp := range open {
-			k.Spaces[fp] = k.Of(fp)
-		}
-		k.Floor = last
-	}
-	delete(k.Spaces, victim)
-}
-
-// leastNeeded returns the space that was used least recently, of those that are neither open nor to
-// be forgotten by memory, preferably one whose reset all tiers know.
-func (k *Catalog) leastNeeded(open []pool.Fingerprint) (victim pool.Fingerprint, found bool) {
-	busy := make(map[pool.Fingerprint]bool, len(open))
 	for _, fp := range open {
-		busy[fp] = true
+		k.Spaces[fp] = k.Of(fp)
 	}
-	least := int64(0)
 	for fp, e := range k.Spaces {
-		worth := e.Used
-		if e.Claim != (Nonce{}) {
-			worth += 1 << 40
+		if !e.Forget && e.Claim == (Nonce{}) && !slices.Contains(open, fp) {
+			k.Floor = max(k.Floor, e.Epoch)
+			delete(k.Spaces, fp)
 		}
-		if !busy[fp] && !e.Forget && (!found || worth < least) {
-			victim, least, found = fp, worth, true
-		}
-	}
-	return victim, found
-}
-
-// Touch records that a space is used.
-func (k *Catalog) Touch(fp pool.Fingerprint, now int64) {
-	if e, ok := k.Spaces[fp]; ok {
-		e.Used = now
-		k.Spaces[fp] = e
 	}
 }
 

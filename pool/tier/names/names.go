@@ -147,7 +147,6 @@ func (n *Names) Opened(fp pool.Fingerprint) Name {
 	if !slices.Contains(n.mu.open, fp) {
 		n.mu.open = append(n.mu.open, fp)
 	}
-	n.mu.catalog.Touch(fp, n.o.Clock().Unix())
 	return n.useLocked(fp)
 }
 
@@ -238,7 +237,7 @@ func (n *Names) change(fp pool.Fingerprint, change func(*catalog.Space) error) e
 		return err
 	}
 	delete(n.mu.failed, fp)
-	e.Forget, e.Used = true, n.o.Clock().Unix()
+	e.Forget = true
 	n.mu.catalog.Put(fp, e, n.mu.open)
 	n.mu.dirty = true
 	return nil
