@@ -24,8 +24,6 @@ func allowed(words *[maxWords]word) allowance {
 		from, _ := integer(words[2].text())
 		to, _ := integer(words[3].text())
 		return allowance{bytes: min(max(to-from, 0), maxValue+pool.ValueHeader) + 1 + slack}
-	case "INFO":
-		return allowance{bytes: 128 << 10}
 	case "HELLO":
 		return allowance{bytes: 64 << 10, elements: 1 << 10}
 	case "CLUSTER":

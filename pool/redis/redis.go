@@ -28,8 +28,7 @@ import (
 const (
 	firstRetry  = 100 * time.Millisecond
 	lastRetry   = 10 * time.Second
-	usageEvery  = 10 * time.Second // how old Usage may be
-	masterEvery = time.Second      // between two questions to the sentinels
+	masterEvery = time.Second // between two questions to the sentinels
 )
 
 // ErrNotConnected is wrapped by errors of calls while there is no connection.
@@ -48,7 +47,6 @@ type Store struct {
 	mu     sync.Mutex
 	client rueidis.Client // nil while not connected
 	why    error          // why it is not connected
-	usage  pool.Usage
 }
 
 var _ pool.Store = (*Store)(nil)
@@ -75,15 +73,14 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// run connects, and then keeps Usage and the state up to date until ctx ends. It connects again
-// when the sentinels name another master.
+// run connects, and connects again when the sentinels name another master, until ctx ends.
 func (s *Store) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		client, all, master := s.connect(ctx)
 		if client == nil {
 			return
 		}
-		why := s.serve(ctx, client, master)
+		why := s.serve(ctx, master)
 		s.mu.Lock()
 		s.client, s.why = nil, why
 		s.mu.Unlock()
@@ -96,15 +93,11 @@ func (s *Store) run(ctx context.Context) {
 }
 
 // serve returns why the client is not used any more.
-func (s *Store) serve(ctx context.Context, client rueidis.Client, master string) error {
-	usage, sentinels := time.NewTicker(usageEvery), time.NewTicker(masterEvery)
-	defer usage.Stop()
+func (s *Store) serve(ctx context.Context, master string) error {
+	sentinels := time.NewTicker(masterEvery)
 	defer sentinels.Stop()
-	s.refresh(ctx, client)
 	for {
 		select {
-		case <-usage.C:
-			s.refresh(ctx, client)
 		case <-sentinels.C:
 			if now, err := s.master(ctx); err == nil && now != master {
 				return fmt.Errorf("the master is now %s", now)

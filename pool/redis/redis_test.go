@@ -41,27 +41,15 @@ func openOn(t testing.TB, o Options) *Store {
 	return s
 }
 
-// fresh is a store that sees the usage of its server at once.
-type fresh struct{ *Store }
-
-func (f fresh) Usage() pool.Usage {
-	f.mu.Lock()
-	client := f.client
-	f.mu.Unlock()
-	f.refresh(context.Background(), client)
-	return f.Store.Usage()
-}
-
 func TestStore(t *testing.T) {
 	pooltest.TestStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
-		return fresh{openOn(t, Options{Addresses: []string{servertest.Redis(t).Addr}})}
+		return openOn(t, Options{Addresses: []string{servertest.Redis(t).Addr}})
 	})
 }
 
 func TestFaultyStore(t *testing.T) {
 	pooltest.TestFaultyStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
-		s, err := fault.New(fresh{openOn(t, Options{Addresses: []string{servertest.Redis(t).Addr}})},
-			fault.Every(7, 0.04))
+		s, err := fault.New(openOn(t, Options{Addresses: []string{servertest.Redis(t).Addr}}), fault.Every(7, 0.04))
 		if err != nil {
 			t.Fatal(err)
 		}

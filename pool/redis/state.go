@@ -1,8 +1,6 @@
 package redis
 
 import (
-	"context"
-	"strconv"
 	"strings"
 
 	"github.com/redis/rueidis"
@@ -62,66 +60,5 @@ func isFull(err error) bool {
 	return ok && strings.HasPrefix(e.Error(), "OOM")
 }
 
-// Usage returns the memory and keys of all servers, whoever uses them, as of at most usageEvery
-// ago, or of their last answer.
-func (s *Store) Usage() pool.Usage {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.usage
-}
-
-// refresh asks all servers for their memory and number of keys.
-func (s *Store) refresh(ctx context.Context, client rueidis.Client) {
-	ctx, cancel := context.WithTimeout(ctx, s.o.Silence)
-	defer cancel()
-	var u pool.Usage
-	for _, node := range client.Nodes() {
-		info, err := node.Do(ctx, node.B().Arbitrary("INFO").Build()).ToString()
-		if err != nil {
-			if !answered(err) {
-				s.condition.Set(remote.Lost, err)
-			}
-			return
-		}
-		if fields := infoFields(info); fields["role"] == "master" {
-			u.Bytes += number(fields["used_memory"])
-			u.Capacity += number(fields["maxmemory"])
-			u.Items += keysOf(fields)
-		}
-	}
-	s.mu.Lock()
-	s.usage = u
-	s.mu.Unlock()
-	if s.State() == remote.Lost {
-		s.condition.Set(remote.OK, nil)
-	}
-}
-
-func infoFields(info string) map[string]string {
-	fields := map[string]string{}
-	for line := range strings.Lines(info) {
-		if name, value, ok := strings.Cut(strings.TrimRight(line, "\r\n"), ":"); ok {
-			fields[name] = value
-		}
-	}
-	return fields
-}
-
-// keysOf sums the keys of all databases: "db0:keys=12,expires=0,...".
-func keysOf(fields map[string]string) (n int64) {
-	for name, value := range fields {
-		if _, ok := strings.CutPrefix(name, "db"); ok {
-			if keys, ok := strings.CutPrefix(value, "keys="); ok {
-				text, _, _ := strings.Cut(keys, ",")
-				n += number(text)
-			}
-		}
-	}
-	return n
-}
-
-// number parses a number; other text is 0.
-func number(text string) int64 {
-	n, _ := strconv.ParseInt(text, 10, 64)
-	return n
-}
+// Usage returns nothing: the server has its own figures, of all who use it.
+func (s *Store) Usage() pool.Usage { return pool.Usage{} }
