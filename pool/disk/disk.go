@@ -9,9 +9,8 @@
 //
 // Writers and readers have memory of their own, so a disk that hangs holds no caller and none of a
 // caller's memory. A key belongs to one directory, by its hash, so logs are never compared. In a
-// log a later record replaces earlier ones: a block put again, or a tombstone. Segments are evicted
-// strictly oldest first, and blocks read since then are written again at the end, so a tombstone is
-// never evicted before what it deletes.
+// log a later record of a block replaces earlier ones. Segments are evicted strictly oldest first,
+// and blocks read since then are written again at the end.
 package disk
 
 import (
@@ -25,14 +24,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Errors to branch on.
-var (
-	// ErrLocked is the error of Open if another store has one of the directories.
-	ErrLocked = errors.New("another store has this directory")
-	// ErrMemoryOnly is the error of Delete if a key was deleted in memory and could not be deleted
-	// on its disk. When the directory is opened again the block may be back.
-	ErrMemoryOnly = errors.New("deleted in memory, not on the disk")
-)
+// ErrLocked is the error of Open if another store has one of the directories.
+var ErrLocked = errors.New("another store has this directory")
 
 // Store implements pool.Store. All methods may be called concurrently.
 type Store struct {

@@ -20,7 +20,6 @@ const (
 	opRead     op = "read"
 	opWrite    op = "write"
 	opTruncate op = "truncate"
-	opSync     op = "sync"
 	opUnlink   op = "unlink"
 )
 
@@ -150,8 +149,6 @@ func (f *file) allocate(size int64) error {
 	}
 	return err
 }
-
-func (f *file) sync() error { return f.do(opSync, 0, func() error { return unix.Fsync(f.fd) }) }
 
 // size returns the size of the file, and its space on the disk, in bytes.
 func (f *file) size() (size, taken int64, err error) {

@@ -28,20 +28,14 @@ const (
 // errFormat is for a directory that a later version of this program wrote.
 var errFormat = errors.New("written by a later version")
 
-// kind of a record.
-type kind uint8
-
-const (
-	block     kind = 1
-	tombstone kind = 2 // the key's blocks before it in the log are deleted
-)
+// kindBlock is the kind of a record.
+const kindBlock = 1
 
 // header precedes each record's bytes, and is repeated in its segment's footer.
 type header struct {
-	kind   kind
 	key    pool.Key
 	parent pool.Hash
-	length uint32 // bytes after the header; 0 for a tombstone
+	length uint32 // bytes after the header
 	sum    uint32 // pool.Sum of them from key.Seed(length)
 	off    int64  // where in the segment the header is
 	born   uint32 // Unix time in seconds
@@ -59,7 +53,7 @@ func (h *header) encode(p []byte, nonce uint64) {
 	clear(p[:headerBytes])
 	le := binary.LittleEndian
 	le.PutUint32(p, headerMagic)
-	p[8], p[9], p[10], p[11], p[12] = byte(h.kind), h.key.Group, h.key.Shard, h.key.Hash.Len, h.parent.Len
+	p[8], p[9], p[10], p[11], p[12] = kindBlock, h.key.Group, h.key.Shard, h.key.Hash.Len, h.parent.Len
 	copy(p[16:32], h.key.Space[:])
 	copy(p[32:64], h.key.Hash.Bytes[:])
 	copy(p[64:96], h.parent.Bytes[:])
@@ -73,16 +67,16 @@ func (h *header) encode(p []byte, nonce uint64) {
 // decode decodes a header; it returns false unless p is a valid header of this segment.
 func (h *header) decode(p []byte, nonce uint64) bool {
 	le := binary.LittleEndian
-	if le.Uint32(p) != headerMagic || le.Uint32(p[4:]) != salted(nonce, p[8:headerBytes]) {
+	if le.Uint32(p) != headerMagic || le.Uint32(p[4:]) != salted(nonce, p[8:headerBytes]) || p[8] != kindBlock {
 		return false
 	}
-	h.kind, h.key.Group, h.key.Shard, h.key.Hash.Len, h.parent.Len = kind(p[8]), p[9], p[10], p[11], p[12]
+	h.key.Group, h.key.Shard, h.key.Hash.Len, h.parent.Len = p[9], p[10], p[11], p[12]
 	copy(h.key.Space[:], p[16:32])
 	copy(h.key.Hash.Bytes[:], p[32:64])
 	copy(h.parent.Bytes[:], p[64:96])
 	h.length, h.sum = le.Uint32(p[96:]), le.Uint32(p[100:])
 	h.off, h.born = int64(le.Uint32(p[104:]))*grain, le.Uint32(p[108:])
-	return (h.kind == block || h.kind == tombstone) && valid(&h.key) && h.parent.Len <= pool.MaxHashLen
+	return valid(&h.key) && h.parent.Len <= pool.MaxHashLen
 }
 
 func salted(nonce uint64, p []byte) uint32 {

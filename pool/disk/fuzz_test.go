@@ -11,7 +11,7 @@ import (
 // FuzzHeader checks that a valid header is encoded to the same bytes again.
 func FuzzHeader(f *testing.F) {
 	p := make([]byte, headerBytes)
-	h := header{kind: block, key: keyOf(1), parent: pool.MakeHash([]byte{1}), length: 5, sum: 6, off: 64, born: 7}
+	h := header{key: keyOf(1), parent: pool.MakeHash([]byte{1}), length: 5, sum: 6, off: 64, born: 7}
 	h.encode(p, 1)
 	f.Add(bytes.Clone(p))
 	f.Fuzz(func(t *testing.T, p []byte) {

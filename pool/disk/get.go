@@ -195,7 +195,7 @@ func readSpan(g *segment, b *bounce, off, end int64) ([]byte, error) {
 // deliver copies a block to the caller; false if the key, length, place or checksum differs.
 func (p *part) deliver(record []byte, nonce uint64) bool {
 	var h header
-	if !h.decode(record, nonce) || h.kind != block || h.key != p.item.Key || h.off != p.off() || h.length != p.length {
+	if !h.decode(record, nonce) || h.key != p.item.Key || h.off != p.off() || h.length != p.length {
 		return false
 	}
 	return copySum(h.key.Seed(h.length), p.item.Data, record[headerBytes:][:h.length]) == h.sum

@@ -191,7 +191,7 @@ func (d *dir) writeAgain(g *segment, headers []byte, sparse bool, b *bounce) {
 	var again []*record
 	for p := headers; len(p) > 0; p = p[headerBytes:] {
 		var h header
-		if !h.decode(p, g.nonce) || h.kind != block {
+		if !h.decode(p, g.nonce) {
 			continue
 		}
 		t := d.s.tagOf(&h.key)
@@ -247,7 +247,7 @@ func readAgain(g *segment, recs []*record, memory []byte, budget int64, b *bounc
 func (d *dir) forgetAll(g *segment, headers []byte) {
 	for p := headers; len(p) > 0; p = p[headerBytes:] {
 		var h header
-		if h.decode(p, g.nonce) && h.kind == block &&
+		if h.decode(p, g.nonce) &&
 			d.s.index.removeIf(d.s.tagOf(&h.key), place{segment: g.handle, at: uint32(h.off / grain)}) {
 			d.s.add(evicted, 1)
 			d.s.notes.note(&h.key)

@@ -127,10 +127,6 @@ func (d *dir) applyOne(g *segment, h *header) {
 		return // the directories are not the same as before
 	}
 	t := d.s.tagOf(&h.key)
-	if h.kind == tombstone {
-		d.s.index.remove(t)
-		return
-	}
 	if d.s.index.put(t, place{segment: g.handle, at: uint32(h.off / grain), length: h.length}) != nil {
 		d.s.add(indexFull, 1)
 		return
@@ -262,7 +258,7 @@ func scan(g *segment, b *bounce, size int64) (c contents, err error) {
 		if p, err = w.at(pos, headerBytes+int64(h.length)); err != nil {
 			return c, err
 		}
-		if h.kind == tombstone || pool.Sum(h.key.Seed(h.length), p[headerBytes:]) == h.sum {
+		if pool.Sum(h.key.Seed(h.length), p[headerBytes:]) == h.sum {
 			c.headers = append(c.headers, p[:headerBytes]...)
 			c.end = roundUp(pos+h.size(), pageBytes)
 		} else {

@@ -17,7 +17,7 @@ const (
 	mostBytes = 8 << 20
 )
 
-// record is one block or tombstone that is to be written.
+// record is one block that is to be written.
 type record struct {
 	header
 	tag  tag
@@ -31,7 +31,7 @@ type record struct {
 	result  pool.Status // InProgress while it is in a batch
 	queued  bool
 	batch   *batch
-	deleted bool // by a later tombstone
+	deleted bool // while it was to be written
 }
 
 // batch is written at once: consecutive records of many calls, in whole pages.
@@ -40,7 +40,6 @@ type batch struct {
 	at     int64 // in the segment
 	n      int64 // bytes of records
 	recs   []*record
-	sync   bool          // it has tombstones, which must survive a crash of the machine
 	copied chan struct{} // closed when the records' data is not needed any more
 }
 
@@ -60,7 +59,7 @@ func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 		d := s.choose(&it.Key)
 		shares[d.number] = append(shares[d.number], &record{
 			header: header{
-				kind: block, key: it.Key, parent: it.Parent, length: uint32(len(it.Data)),
+				key: it.Key, parent: it.Parent, length: uint32(len(it.Data)),
 				born: uint32(time.Now().Unix()),
 			},
 			tag: s.tagOf(&it.Key), data: it.Data, item: it,
@@ -89,33 +88,22 @@ func (s *Store) check(it *pool.Item) pool.Status {
 	return pool.OK
 }
 
-// Delete removes keys, and returns when their tombstones are on the disk. ErrMemoryOnly means that
-// some keys are deleted only in memory.
+// Delete removes keys from the index. A block may be back after a restart.
 func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	if err := s.enter(ctx); err != nil {
 		return err
 	}
 	defer s.calls.Done()
-	shares := make([][]*record, len(s.dirs))
 	for i := range keys {
 		if k := &keys[i]; valid(k) {
 			d := s.choose(k)
-			shares[d.number] = append(shares[d.number], s.tombstone(k))
-		}
-	}
-	if err := s.log(ctx, shares); err != nil {
-		return err
-	}
-	for _, recs := range shares {
-		if slices.ContainsFunc(recs, func(r *record) bool { return r.result != pool.OK }) {
-			return ErrMemoryOnly
+			d.mu.Lock()
+			d.forget(s.tagOf(k))
+			d.mu.Unlock()
+			s.notes.note(k)
 		}
 	}
 	return nil
-}
-
-func (s *Store) tombstone(k *pool.Key) *record {
-	return &record{header: header{kind: tombstone, key: *k, born: uint32(time.Now().Unix())}, tag: s.tagOf(k)}
 }
 
 // log has the directories write records, and waits until all are written. If ctx or the store ends
@@ -161,7 +149,7 @@ func (d *dir) giveUp(recs []*record) {
 	}
 }
 
-// submit queues records to be written. A tombstone takes effect in memory at once.
+// submit queues records to be written.
 func (d *dir) submit(recs []*record, call *countdown) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -171,9 +159,7 @@ func (d *dir) submit(recs []*record, call *countdown) {
 			d.settle(r, status)
 			continue
 		}
-		if r.kind == block {
-			d.pending[r.tag] = r
-		}
+		d.pending[r.tag] = r
 		r.queued = true
 		d.queue = append(d.queue, r)
 		d.queuedBytes += r.size()
@@ -183,11 +169,6 @@ func (d *dir) submit(recs []*record, call *countdown) {
 
 // decide returns the status of a record that is not to be written. With the lock held.
 func (d *dir) decide(r *record) (status pool.Status, decided bool) {
-	if r.kind == tombstone {
-		d.forget(r.tag)
-		d.s.notes.note(&r.key)
-		return pool.Busy, d.state != StateOK
-	}
 	_, there := d.s.index.get(r.tag)
 	switch {
 	case there:
@@ -267,7 +248,6 @@ func (d *dir) reserve(recs []*record, again bool) *batch {
 		}
 		r.off, r.batch = b.at+b.n, b
 		b.n += size
-		b.sync = b.sync || r.kind == tombstone
 		b.seg.records++
 		if r.queued {
 			r.queued = false
@@ -339,11 +319,8 @@ func (d *dir) writeBatch(b *batch, memory []byte) {
 func (r *record) fill(p []byte, nonce uint64) {
 	n := headerBytes + len(r.data)
 	// The sum is of the copy, so it detects a caller that changes its bytes meanwhile.
-	sum := copySum(r.key.Seed(r.length), p[headerBytes:n], r.data)
+	r.sum = copySum(r.key.Seed(r.length), p[headerBytes:n], r.data)
 	clear(p[n:r.size()])
-	if r.kind == block {
-		r.sum = sum
-	}
 	r.encode(p, nonce)
 	r.data = nil
 }
@@ -359,27 +336,13 @@ func (d *dir) writePages(b *batch, p []byte) error {
 		return err
 	}
 	d.s.add(writtenBytes, len(p))
-	if b.sync {
-		return d.syncSegment(b.seg)
-	}
 	return nil
-}
-
-// syncSegment syncs a segment's file and its name, so that they survive a crash of the machine.
-func (d *dir) syncSegment(g *segment) error {
-	if err := g.sync(); err != nil {
-		return err
-	}
-	d.mu.Lock()
-	fd := d.lockFD // open while anything is written
-	d.mu.Unlock()
-	return (&file{fd: fd, path: d.path, faults: d.s.o.faults}).sync()
 }
 
 // show makes a written record visible, and returns its status. With the lock held.
 func (d *dir) show(g *segment, r *record) pool.Status {
-	if r.kind == tombstone || r.deleted { // of which the latter was stored, and deleted right afterwards
-		return pool.OK
+	if r.deleted {
+		return pool.OK // it was stored, and deleted right afterwards
 	}
 	if r.from.segment != 0 {
 		if now, ok := d.s.index.get(r.tag); !ok || !now.same(r.from) {
