@@ -101,11 +101,10 @@ type TierStatus struct {
 	Tries  uint64      `json:"breaker_tries"`                                     // after it was suspended
 	Opened uint64      `json:"breaker_opened" metric:"tier_breaker_opened_total"` // suspended after repeated failures
 
-	// Entries, and keys to be deleted, in the queues.
+	// Entries in the queues.
 	Fetching int `json:"queue_fetch" metric:"tier_queue{queue=fetch}"`
 	Hinted   int `json:"queue_hints" metric:"tier_queue{queue=hint}"`
 	Putting  int `json:"queue_put" metric:"tier_queue{queue=put}"`
-	Deleting int `json:"queue_delete" metric:"tier_queue{queue=delete}"`
 
 	Hits     uint64 `json:"hits" metric:"tier_fetched_blocks_total{result=hit}"`    // entries fetched
 	Misses   uint64 `json:"misses" metric:"tier_fetched_blocks_total{result=miss}"` // not found, or not usable
@@ -119,14 +118,13 @@ type TierStatus struct {
 	Full     uint64 `json:"puts_full" metric:"tier_puts_total{result=full}"`        // refused as full
 	Lost     uint64 `json:"puts_failed" metric:"tier_puts_total{result=failed}"`    // not written otherwise
 	// Dropped are entries not offered: the queue was full or memory no longer had them.
-	Dropped     uint64 `json:"puts_dropped" metric:"tier_puts_total{result=dropped}"`
-	Deleted     uint64 `json:"deleted"` // keys
-	DeletesLost uint64 `json:"deletes_failed"`
-	Asked       uint64 `json:"asked" metric:"tier_asked_blocks_total{result=asked}"` // entries, by look-ups
-	Found       uint64 `json:"found" metric:"tier_asked_blocks_total{result=found}"`
-	AskLate     uint64 `json:"asks_late" metric:"tier_asks_lost_total{reason=late}"`     // look-ups answered pending
-	AskFailed   uint64 `json:"asks_failed" metric:"tier_asks_lost_total{reason=failed}"` // questions
-	AskRefused  uint64 `json:"asks_refused" metric:"tier_asks_lost_total{reason=queue}"` // entries: queue full
+	Dropped    uint64 `json:"puts_dropped" metric:"tier_puts_total{result=dropped}"`
+	Deleted    uint64 `json:"deleted"`                                              // keys
+	Asked      uint64 `json:"asked" metric:"tier_asked_blocks_total{result=asked}"` // entries, by look-ups
+	Found      uint64 `json:"found" metric:"tier_asked_blocks_total{result=found}"`
+	AskLate    uint64 `json:"asks_late" metric:"tier_asks_lost_total{reason=late}"`     // look-ups answered pending
+	AskFailed  uint64 `json:"asks_failed" metric:"tier_asks_lost_total{reason=failed}"` // questions
+	AskRefused uint64 `json:"asks_refused" metric:"tier_asks_lost_total{reason=queue}"` // entries: queue full
 
 	// MarkFails are failed rounds for markers of resets.
 	MarkFails uint64 `json:"reset_marker_failures" metric:"tier_reset_marker_failures_total"`

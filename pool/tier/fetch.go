@@ -76,11 +76,19 @@ func (l *level) fetch(ctx context.Context, batch []*promise) {
 	l.p.callTestHook()
 	using := l.get(ctx, items)
 	l.p.callTestHook()
+	var remove []pool.Key
 	for i := range on {
 		f := &on[i]
 		f.items, items = items[:len(f.items)], items[len(f.items):]
-		l.arrive(f)
+		if l.arrive(f) {
+			for i := range f.items {
+				remove = append(remove, f.items[i].Key)
+			}
+		}
 		l.p.returnAfter(ctx, using, f.loan)
+	}
+	if len(remove) > 0 {
+		l.remove(ctx, remove)
 	}
 }
 
@@ -111,8 +119,9 @@ func (l *level) get(ctx context.Context, items []pool.Item) (using <-chan struct
 	return stillUsing(err)
 }
 
-// arrive verifies the values of an entry and installs it in memory if it is complete.
-func (l *level) arrive(f *incoming) {
+// arrive verifies the values of an entry and installs it in memory if it is complete. It reports
+// whether the store is to drop the shards, damaged ones too, so that the entry is written again.
+func (l *level) arrive(f *incoming) (remove bool) {
 	sums, errs := make([]uint32, len(f.items)), make([]error, len(f.items))
 	ok, absent, bad := 0, 0, false
 	for i := range f.items {
@@ -141,34 +150,27 @@ func (l *level) arrive(f *incoming) {
 		l.count.add(func(t *pool.TierStatus) { t.Hits++ })
 		if held := l.p.install(f, sums); held != nil {
 			l.p.settleInstalled(f.promise, l, held)
-			return
+			return false
 		}
 		l.p.end(f.promise, nil) // memory has no room or the epoch is over: another tier would not help
-		return
+		return false
 	}
 	l.count.add(func(t *pool.TierStatus) { t.Misses++ })
 	if bad || absent > 0 {
-		l.notFound(f, bad || ok > 0)
+		l.notFound(f)
+		remove = bad || ok > 0
 	}
 	l.p.end(f.promise, l)
+	return remove
 }
 
-// notFound records that the store does not have an entry completely. With remove it deletes the
-// shards, damaged ones too, so that the entry is written again.
-func (l *level) notFound(f *incoming, remove bool) {
+// notFound records that the store does not have an entry completely.
+func (l *level) notFound(f *incoming) {
 	digest := f.era.digest(f.key.group, f.key.hash.Bytes[:f.key.hash.Len])
 	l.written.forget(digest)
 	if !l.Local {
 		l.exists.put(digest, false, l.p.now().Add(l.AbsentFor))
 	}
-	if !remove {
-		return
-	}
-	keys := make([]pool.Key, len(f.items))
-	for i := range f.items {
-		keys[i] = f.items[i].Key
-	}
-	l.queueDelete(keys)
 }
 
 // stillWanted reports whether a promise is still open, and pinned or a hint younger than hintAge.

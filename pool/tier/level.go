@@ -30,9 +30,8 @@ type level struct {
 	wake      *sync.Cond
 	fetches   list.List // promises with a pin, oldest first
 	hints     list.List // promises without a pin
-	deletes   []pool.Key
 	puts      putQueue
-	writers   int // workers that are writing or deleting
+	writers   int // workers that are writing
 	fullUntil time.Time
 }
 
@@ -89,15 +88,12 @@ func (l *level) up() bool { return l.breaker.closed.Load() }
 // work runs a worker until the pool closes.
 func (l *level) work(ctx context.Context) {
 	for {
-		t := l.next()
+		fetch, put := l.next()
 		switch {
-		case len(t.fetch) > 0:
-			l.fetch(ctx, t.fetch)
-		case len(t.remove) > 0:
-			l.remove(ctx, t.remove)
-			l.doneWriting()
-		case len(t.put) > 0:
-			l.write(ctx, t.put)
+		case len(fetch) > 0:
+			l.fetch(ctx, fetch)
+		case len(put) > 0:
+			l.write(ctx, put)
 			l.doneWriting()
 		default:
 			return
@@ -105,40 +101,25 @@ func (l *level) work(ctx context.Context) {
 	}
 }
 
-// task is the next work of a worker: one of the three.
-type task struct {
-	fetch  []*promise
-	remove []pool.Key
-	put    []origin
-}
-
-// next waits for work: fetches before deletes before puts; an empty task: the pool closes.
-func (l *level) next() task {
+// next waits for work: fetches before puts; none: the pool closes.
+func (l *level) next() (fetch []*promise, put []origin) {
 	p := l.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for !p.mu.closed {
 		if batch := p.takeFetchesLocked(l); len(batch) > 0 {
-			return task{fetch: batch}
+			return batch, nil
 		}
-		if l.up() && l.writers < max(l.Workers/2, 1) {
-			if n := min(len(l.deletes), l.BatchItems); n > 0 {
-				l.writers++
-				keys := append([]pool.Key(nil), l.deletes[:n]...)
-				l.deletes = append(l.deletes[:0], l.deletes[n:]...)
-				return task{remove: keys}
-			}
-			if l.puts.len() > 0 && !p.now().Before(l.fullUntil) {
-				l.writers++
-				return task{put: l.puts.take(l)}
-			}
+		if l.up() && l.writers < max(l.Workers/2, 1) && l.puts.len() > 0 && !p.now().Before(l.fullUntil) {
+			l.writers++
+			return nil, l.puts.take(l)
 		}
 		l.wake.Wait()
 	}
-	return task{}
+	return nil, nil
 }
 
-// doneWriting ends a task that writes or deletes.
+// doneWriting ends a write.
 func (l *level) doneWriting() {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()

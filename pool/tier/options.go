@@ -19,7 +19,6 @@ const (
 	askFirst     = 64      // entries of a new prompt's chain in a first question; then as many as were found so far
 	askMost      = 4096    // entries of one question
 	questions    = 64      // questions waiting for a tier; more are not asked
-	deleteQueue  = 4096    // keys waiting to be deleted; more are dropped
 	queuedUses   = 256     // look-ups waiting for the search for second uses; more are dropped
 	cacheEntries = 1 << 18 // cells of an existsCache, 4 MiB
 	fullPause    = time.Second

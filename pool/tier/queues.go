@@ -53,27 +53,13 @@ func (l *level) queueLocked(o origin) {
 	l.wake.Signal()
 }
 
-// queueDelete queues keys to be deleted, or without room drops them: they will be found again.
-func (l *level) queueDelete(keys []pool.Key) {
-	l.p.mu.Lock()
-	defer l.p.mu.Unlock()
-	if len(l.deletes)+len(keys) > deleteQueue || l.p.mu.closed {
-		l.count.add(func(t *pool.TierStatus) { t.DeletesLost += uint64(len(keys)) })
-		return
-	}
-	l.deletes = append(l.deletes, keys...)
-	l.wake.Signal()
-}
-
 // remove deletes keys. It does not retry.
 func (l *level) remove(ctx context.Context, keys []pool.Key) {
 	within, stop := context.WithTimeout(ctx, l.PutWithin)
 	defer stop()
 	err := l.Store.Delete(within, keys)
 	l.countResult(ctx, err)
-	if err != nil {
-		l.count.add(func(t *pool.TierStatus) { t.DeletesLost += uint64(len(keys)) })
-		return
+	if err == nil {
+		l.count.add(func(t *pool.TierStatus) { t.Deleted += uint64(len(keys)) })
 	}
-	l.count.add(func(t *pool.TierStatus) { t.Deleted += uint64(len(keys)) })
 }
