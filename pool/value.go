@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strconv"
-	"strings"
 )
 
 // MaxKeyText is the length of the longest Text of a key, bytes.
@@ -33,31 +32,6 @@ func (k *Key) AppendText(b []byte) []byte {
 	b = strconv.AppendUint(b, uint64(k.Group), 10)
 	b = append(b, "@cache_role:kv@cache_family:default@"...)
 	return hex.AppendEncode(b, k.Hash.Bytes[:k.Hash.Len])
-}
-
-// ParseKey parses a Text. It rejects everything that Text does not produce.
-func ParseKey(text string) (k Key, err error) {
-	var shard, group uint64
-	fields := strings.Split(text, "@")
-	if len(fields) == 9 && len(fields[0]) == 2*len(k.Space) {
-		_, err = hex.Decode(k.Space[:], []byte(fields[0]))
-		if err == nil {
-			shard, err = strconv.ParseUint(strings.TrimPrefix(fields[3], "head_or_tp_rank:"), 10, 8)
-		}
-		if err == nil {
-			group, err = strconv.ParseUint(strings.TrimPrefix(fields[5], "group:"), 10, 8)
-		}
-		if n := len(fields[8]); err == nil && n >= 2 && n <= 2*MaxHashLen {
-			var h []byte
-			h, err = hex.DecodeString(fields[8])
-			k.Hash = MakeHash(h)
-		}
-	}
-	k.Shard, k.Group = uint8(shard), uint8(group)
-	if err != nil || k.Hash.Len == 0 || k.Text() != text {
-		return Key{}, fmt.Errorf("key %.300q: not of the form that Key.Text describes", text)
-	}
-	return k, nil
 }
 
 // ValueHeader is the size of the header that a shared store keeps before a shard's bytes, by which
