@@ -45,7 +45,6 @@ type dir struct {
 	writing  *segment   // being written, nil if there is none
 	next     *segment   // prepared, to be written after that
 	ended    []*segment // full; their footers are still to be written
-	evicting bool       // the oldest is being evicted
 	taken    int64      // bytes of disk, of all segments
 
 	queue       []*record // to be written, in order

@@ -9,8 +9,7 @@
 //
 // Writers and readers have memory of their own, so a disk that hangs holds no caller and none of a
 // caller's memory. A key belongs to one directory, by its hash, so logs are never compared. In a
-// log a later record of a block replaces earlier ones. Segments are evicted strictly oldest first,
-// and blocks read since then are written again at the end.
+// log a later record of a block replaces earlier ones. Segments are evicted strictly oldest first.
 package disk
 
 import (

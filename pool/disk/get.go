@@ -158,7 +158,7 @@ func (r *run) read(ctx context.Context, call *countdown) {
 	}
 }
 
-// Exists returns what Get would find, from memory alone, and does not count as a use.
+// Exists returns what Get would find, from memory alone.
 func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -204,7 +204,6 @@ func (p *part) deliver(record []byte, nonce uint64) bool {
 // judge returns the status of a block that was read. A mismatch drops it, unless it has moved.
 func (d *dir) judge(p *part, ok bool) pool.Status {
 	if ok {
-		d.s.index.use(p.tag, p.place)
 		return pool.OK
 	}
 	d.mu.Lock()

@@ -17,15 +17,12 @@ type place struct {
 	segment uint32 // handle; 0 is no segment
 	at      uint32 // of the header, in grains
 	length  uint32 // bytes of the block
-	uses    uint32 // reads since it was written, up to maxUses
 }
 
 func (p *place) off() int64 { return int64(p.at) * grain }
 
 // same reports whether both are the place of one record.
 func (p *place) same(q place) bool { return p.segment == q.segment && p.at == q.at }
-
-const maxUses = 3
 
 // cell is one block of the index. It has 32 bytes, in a table that is between 4/7 and 6/7 full: 38
 // to 56 bytes per block.
@@ -130,15 +127,6 @@ func (x *index) removeIf(t tag, p place) bool {
 	}
 	s.removeAt(i)
 	return true
-}
-
-// use counts a read.
-func (x *index) use(t tag, p place) {
-	s := x.lock(t)
-	defer s.mu.Unlock()
-	if i, ok := s.find(t); ok && s.cells[i].same(p) && s.cells[i].uses < maxUses {
-		s.cells[i].uses++
-	}
 }
 
 // removeSegments removes all blocks of some segments. It examines every block of the index.

@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -31,21 +30,12 @@ func (d *dir) keep() {
 	}
 }
 
-// prepare makes the next segment, and room for the one after it: evicting writes to a segment.
+// prepare makes the next segment.
 func (d *dir) prepare() {
 	d.mu.Lock()
-	able, needed := d.opened && d.state == StateOK, d.next == nil
+	needed := d.opened && d.state == StateOK && d.next == nil
 	d.mu.Unlock()
-	if able && needed {
-		d.makeNext()
-	}
-	if able {
-		d.makeRoom()
-	}
-}
-
-func (d *dir) makeNext() {
-	if !d.makeRoom() {
+	if !needed || !d.makeRoom() {
 		return
 	}
 	g, err := d.create()
@@ -150,26 +140,16 @@ func (d *dir) makeRoom() bool {
 	}
 }
 
-// evictOldest writes worthwhile blocks of the oldest segment again, and drops the rest. It returns
-// false if the segment is not closed yet. Only the keeper calls it.
+// evictOldest drops the oldest segment. It returns false if that is not closed yet. Only the keeper
+// calls it.
 func (d *dir) evictOldest() bool {
 	d.mu.Lock()
 	if len(d.segments) == 0 || !d.segments[0].closed {
 		d.mu.Unlock()
 		return false
 	}
-	g, sparse := d.segments[0], d.taken+d.s.o.SegmentBytes <= d.limit
-	d.evicting = true
+	g := d.segments[0]
 	d.mu.Unlock()
-	d.evict(g, sparse)
-	d.mu.Lock()
-	d.evicting = false
-	d.work.Broadcast()
-	d.mu.Unlock()
-	return true
-}
-
-func (d *dir) evict(g *segment, sparse bool) {
 	var b bounce
 	defer b.free()
 	c, err := readSegment(g, &b)
@@ -178,69 +158,10 @@ func (d *dir) evict(g *segment, sparse bool) {
 		d.s.add(evicted, d.s.index.removeSegments(map[uint32]bool{g.handle: true}))
 		d.s.notes.noteAll()
 	} else {
-		d.writeAgain(g, c.headers, sparse, &b)
 		d.forgetAll(g, c.headers)
 	}
 	d.drop(g)
-}
-
-// writeAgain appends the blocks that were read since they were written, or all blocks of a sparse
-// segment, which is evicted for its file only: at most half a segment, so that evicting always
-// makes room, and the most read blocks first.
-func (d *dir) writeAgain(g *segment, headers []byte, sparse bool, b *bounce) {
-	var again []*record
-	for p := headers; len(p) > 0; p = p[headerBytes:] {
-		var h header
-		if !h.decode(p, g.nonce) {
-			continue
-		}
-		t := d.s.tagOf(&h.key)
-		at, ok := d.s.index.get(t)
-		if ok && at.segment == g.handle && at.off() == h.off && (sparse || at.uses > 0) {
-			again = append(again, &record{header: h, tag: t, from: at})
-		}
-	}
-	slices.SortStableFunc(again, func(a, b *record) int { return cmp.Compare(b.from.uses, a.from.uses) })
-	var held, memory bounce
-	defer held.free()
-	defer memory.free()
-	left := d.s.o.SegmentBytes / 2
-	for {
-		data, errData := held.atLeast(int64(d.s.o.WriteBytes))
-		to, err := memory.atLeast(int64(d.s.o.WriteBytes))
-		if errors.Join(errData, err) != nil {
-			return
-		}
-		whole, n := readAgain(g, again, data, left, b)
-		if n == 0 || !d.writeNow(whole, to) {
-			return
-		}
-		again = again[n:]
-		for _, r := range whole {
-			left -= r.size()
-			d.s.add(writtenAgain, 1)
-		}
-	}
-}
-
-// readAgain reads the first of some records to memory, as many as fit there and are within a
-// budget. It returns those that verify, and how many it took.
-func readAgain(g *segment, recs []*record, memory []byte, budget int64, b *bounce) (whole []*record, n int) {
-	for _, r := range recs {
-		if budget -= r.size(); budget < 0 || int(r.length) > len(memory) {
-			break
-		}
-		n++
-		p, err := readSpan(g, b, r.off, r.off+r.size())
-		var h header
-		if err != nil || !h.decode(p, g.nonce) || h != r.header || sumOf(&h, p[headerBytes:][:h.length]) != h.sum {
-			continue // damaged: it is dropped with the segment
-		}
-		r.data, memory = memory[:h.length:h.length], memory[h.length:]
-		copy(r.data, p[headerBytes:])
-		whole = append(whole, r)
-	}
-	return whole, n
+	return true
 }
 
 // forgetAll removes from the index what remains of a segment.

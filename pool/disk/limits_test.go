@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -43,20 +42,6 @@ func TestSpaceLimit(t *testing.T) {
 	wantGet(t, s, 0, size, pool.Missing, "the oldest")
 	if u := s.Usage(); u.Bytes > u.Capacity {
 		t.Fatalf("usage %+v", u)
-	}
-}
-
-// TestWhatIsReadStays evicts many times over; blocks that are read now and then are written again.
-func TestWhatIsReadStays(t *testing.T) {
-	s := open(t, small(t))
-	const hot = 20
-	wantPut(t, s, 0, hot, size)
-	for i := hot; i < 3000; i++ {
-		wantPut(t, s, i, i+1, size)
-		wantGet(t, s, i%hot, size, pool.OK, fmt.Sprintf("a hot block, after %d others", i))
-	}
-	if s.count[writtenAgain].Load() == 0 || s.count[evicted].Load() == 0 {
-		t.Fatalf("nothing was written again, or nothing evicted: %+v", s.Report())
 	}
 }
 

@@ -103,8 +103,7 @@ const (
 	writeErrors
 	readBytes // of blocks
 	readErrors
-	evicted      // blocks, with their segment
-	writtenAgain // blocks that were not, because they had been read
+	evicted // blocks, with their segment
 	stateChanges
 	indexFull // blocks that the index had no memory for
 	recovered // blocks found when a directory was opened
@@ -117,7 +116,7 @@ const (
 var counterNames = [counters]string{
 	tooLarge: "too_large", putsLost: "puts_lost", corrupt: "corrupt", writeErrors: "write_errors",
 	readErrors: "read_errors", indexFull: "index_full", writtenBytes: "bytes_written", readBytes: "bytes_read",
-	evicted: "evicted", writtenAgain: "written_again", stateChanges: "state_changes", recovered: "recovered",
+	evicted: "evicted", stateChanges: "state_changes", recovered: "recovered",
 	damaged: "damaged", scanned: "scanned",
 }
 

@@ -23,7 +23,6 @@ type record struct {
 	tag  tag
 	data []byte // the caller's, until batch.copied
 	item *pool.Item
-	from place // a block written again: the place where it must still be
 	call *countdown
 
 	// Guarded by the directory's lock.
@@ -191,9 +190,7 @@ func (d *dir) settle(r *record, status pool.Status) {
 		d.queuedBytes -= r.size()
 	}
 	r.result = status
-	if r.call != nil {
-		r.call.finished()
-	}
+	r.call.finished()
 }
 
 // forget removes a key from what is stored and what is being stored. With the lock held.
@@ -224,8 +221,7 @@ func (d *dir) nextBatch() *batch {
 	defer d.mu.Unlock()
 	for {
 		if len(d.queue) > 0 && (d.queuedBytes >= enoughBytes || d.inFlight == 0 || d.stopping) {
-			if b := d.reserve(d.queue, false); b != nil {
-				d.queue = slices.Delete(d.queue, 0, len(b.recs))
+			if b := d.reserve(); b != nil {
 				return b
 			}
 		}
@@ -236,29 +232,26 @@ func (d *dir) nextBatch() *batch {
 	}
 }
 
-// reserve takes the first records as a batch, as many as there is room for; nil if there is none
-// now. While a segment is evicted, only the blocks that it writes again may begin the next segment.
-// With the lock held.
-func (d *dir) reserve(recs []*record, again bool) *batch {
+// reserve takes the first records of the queue as a batch, as many as there is room for; nil if
+// there is none now. With the lock held.
+func (d *dir) reserve() *batch {
 	b := &batch{copied: make(chan struct{})}
-	for _, r := range recs {
+	for _, r := range d.queue {
 		size := r.size()
-		if b.n >= mostBytes || b.n+size > int64(d.s.o.WriteBytes) || !d.room(b, size, again) {
+		if b.n >= mostBytes || b.n+size > int64(d.s.o.WriteBytes) || !d.room(b, size) {
 			break
 		}
 		r.off, r.batch = b.at+b.n, b
 		b.n += size
 		b.seg.records++
-		if r.queued {
-			r.queued = false
-			d.queuedBytes -= size
-		}
-		r.result = pool.InProgress
+		r.queued, r.result = false, pool.InProgress
+		d.queuedBytes -= size
 		b.recs = append(b.recs, r)
 	}
 	if b.n == 0 {
 		return nil
 	}
+	d.queue = slices.Delete(d.queue, 0, len(b.recs))
 	b.seg.tail += roundUp(b.n, pageBytes)
 	b.seg.pending++
 	d.inFlight++
@@ -267,7 +260,7 @@ func (d *dir) reserve(recs []*record, again bool) *batch {
 
 // room reports whether a further record fits in the segment of a batch, which it chooses for the
 // first one. With the lock held.
-func (d *dir) room(b *batch, size int64, again bool) bool {
+func (d *dir) room(b *batch, size int64) bool {
 	if b.seg != nil {
 		return b.seg.room(b.n, size, d.s.o.SegmentBytes)
 	}
@@ -276,7 +269,7 @@ func (d *dir) room(b *batch, size int64, again bool) bool {
 	}
 	if d.writing == nil {
 		d.wakeKeeper()
-		if d.next == nil || d.evicting && !again {
+		if d.next == nil {
 			return false
 		}
 		d.writing, d.next = d.next, nil
@@ -344,35 +337,11 @@ func (d *dir) show(g *segment, r *record) pool.Status {
 	if r.deleted {
 		return pool.OK // it was stored, and deleted right afterwards
 	}
-	if r.from.segment != 0 {
-		if now, ok := d.s.index.get(r.tag); !ok || !now.same(r.from) {
-			return pool.Missing // it was dropped meanwhile
-		}
-	}
-	at := place{segment: g.handle, at: uint32(r.off / grain), length: r.length, uses: r.from.uses / 2}
+	at := place{segment: g.handle, at: uint32(r.off / grain), length: r.length}
 	if err := d.s.index.put(r.tag, at); err != nil {
 		d.s.add(indexFull, 1)
 		return pool.Busy
 	}
 	d.s.notes.note(&r.key)
 	return pool.OK
-}
-
-// writeNow writes blocks of a segment that is evicted. It reports whether there was room for all:
-// it does not wait for a segment, because the keeper, which calls it, makes them.
-func (d *dir) writeNow(recs []*record, memory []byte) bool {
-	for len(recs) > 0 {
-		var b *batch
-		d.mu.Lock()
-		if d.state == StateOK {
-			b = d.reserve(recs, true)
-		}
-		d.mu.Unlock()
-		if b == nil {
-			return false
-		}
-		d.writeBatch(b, memory)
-		recs = recs[len(b.recs):]
-	}
-	return true
 }
