@@ -241,11 +241,12 @@ func (s *Store) State() remote.State { return s.condition.State() }
 
 // setStateFrom sets the state because of a helper's answer, unless the helper was replaced.
 func (s *Store) setStateFrom(h *helper, to remote.State, reason error) {
-	s.condition.SetIf(func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.helper == h
-	}, to, reason)
+	s.mu.Lock()
+	current := s.helper == h
+	s.mu.Unlock()
+	if current {
+		s.condition.Set(to, reason)
+	}
 }
 
 // answered notes that the master answered. Only a put shows that there is room again.

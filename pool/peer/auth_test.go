@@ -79,12 +79,7 @@ func TestOptions(t *testing.T) {
 	}
 	h := chain("a", 2)
 	for says, change := range map[string]func(*Request){
-		"Name":      func(r *Request) { r.Name = strings.Repeat("n", MaxName+1) },
-		"Shards":    func(r *Request) { r.Shards = 0 },
-		"Wait":      func(r *Request) { r.Wait = -1 },
-		"Groups":    func(r *Request) { r.Groups = nil },
 		"Groups[1]": func(r *Request) { r.Groups[1].Group = 0 },
-		"Groups[0]": func(r *Request) { r.Groups[0].Hashes.N = 0 },
 		"blocks":    func(r *Request) { r.Groups[0].Hashes = chain("a", MaxHashes) },
 	} {
 		r := a.request("r", h)

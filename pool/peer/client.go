@@ -3,7 +3,6 @@ package peer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -72,9 +71,6 @@ func (c *Client) Fetch(ctx context.Context, addr string, r Request, stored func(
 // Delivered tells the peer at addr that a transfer was delivered, or is not wanted any more. It is
 // no fetch: its caller bounds how many run.
 func (c *Client) Delivered(ctx context.Context, addr string, space pool.Fingerprint, name string) error {
-	if len(name) < 1 || len(name) > MaxName {
-		return fmt.Errorf("peer: name has %d bytes, allowed: 1 to %d", len(name), MaxName)
-	}
 	n, err := c.begin(addr, false)
 	if err != nil {
 		return err

@@ -98,28 +98,13 @@ type Result struct {
 	Failed [Reasons]int // blocks that were not stored, by reason
 }
 
+// check checks what a client of an engine may have told.
 func (r *Request) check() error {
-	if len(r.Name) > MaxName {
-		return fmt.Errorf("peer: Name has %d bytes, allowed: 0 to %d", len(r.Name), MaxName)
-	}
-	if r.Shards < 1 || r.Shards > 256 {
-		return fmt.Errorf("peer: Shards is %d, allowed: 1 to 256", r.Shards)
-	}
-	if r.Wait < 0 || r.Wait > MaxWait {
-		return fmt.Errorf("peer: Wait is %v, allowed: 0 to %v", r.Wait, MaxWait)
-	}
-	if len(r.Groups) == 0 || len(r.Groups) > pool.MaxGroups {
-		return fmt.Errorf("peer: %d Groups, allowed: 1 to %d", len(r.Groups), pool.MaxGroups)
-	}
 	blocks := 0
 	for i := range r.Groups {
 		g := &r.Groups[i]
 		if i > 0 && g.Group <= r.Groups[i-1].Group {
 			return fmt.Errorf("peer: Groups[%d] is %d after %d, allowed: ascending", i, g.Group, r.Groups[i-1].Group)
-		}
-		if g.Hashes.N < 1 || g.Hashes.Len < 1 || g.Hashes.Len > pool.MaxHashLen {
-			return fmt.Errorf("peer: Groups[%d] has %d hashes of %d bytes, allowed: at least 1, of 1 to %d", i,
-				g.Hashes.N, g.Hashes.Len, pool.MaxHashLen)
 		}
 		blocks += g.Hashes.N
 	}

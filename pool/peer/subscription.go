@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"context"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -91,11 +92,16 @@ func (v *served) watch(sub *subscription) {
 	bound := time.NewTimer(sub.wait)
 	defer bound.Stop()
 	seen, waited := false, sub.wait == 0
-	var last time.Time     // the end of the last announce
-	var took time.Duration // by it
-	var was Transfer       // then
-	r := v.newRaise(sub)
-	defer r.end()
+	var last time.Time        // the end of the last announce
+	var took time.Duration    // by it
+	var was Transfer          // then
+	var raising chan struct{} // closed when nothing more comes up from lower tiers; then nil
+	ctx, stop := context.WithCancel(context.Background())
+	defer func() {
+		if stop(); raising != nil {
+			<-raising
+		}
+	}()
 	for {
 		var t Transfer
 		var changed <-chan struct{}
@@ -104,8 +110,7 @@ func (v *served) watch(sub *subscription) {
 		}
 		seen = seen || t.State == Open || t.State == Complete
 		// The state is read before the index: what is complete by then is found.
-		raising := r.runs() && !waited
-		ending := !raising && (waited || t.State == Complete || t.State == Unknown && (seen || !sub.early))
+		ending := raising == nil && (waited || t.State == Complete || t.State == Unknown && (seen || !sub.early))
 		var paused <-chan time.Time
 		start, first := time.Now(), last.IsZero()
 		if rest := max(announcePause, announceRests*took) - start.Sub(last); rest > 0 && t == was && !ending {
@@ -116,11 +121,11 @@ func (v *served) watch(sub *subscription) {
 		} else {
 			last, was = time.Now(), t
 			took = last.Sub(start)
-			if !raising && sub.left > 0 && (ending && !waited || first) {
-				raising = r.begin(t.State)
+			if first && sub.left > 0 && !waited && v.server.cfg.Raise != nil {
+				raising = v.raise(ctx, sub)
 			}
 		}
-		if end := sub.over(t, seen, waited); end != 0 && (!raising || sub.left == 0) {
+		if end := sub.over(t, seen, waited); end != 0 && (raising == nil || waited || sub.left == 0) {
 			v.drop(sub)
 			if v.endSubscription(sub.id, end, t.Tokens) != nil {
 				_ = v.raw.Close()
@@ -130,8 +135,8 @@ func (v *served) watch(sub *subscription) {
 		select {
 		case <-changed:
 		case <-paused:
-		case <-r.done:
-			r.done = nil
+		case <-raising:
+			raising = nil
 		case <-bound.C:
 			waited = true
 		case <-sub.cancel:
@@ -142,6 +147,19 @@ func (v *served) watch(sub *subscription) {
 			return
 		}
 	}
+}
+
+// raise brings blocks of a subscription that only lower tiers have into memory, where they are
+// announced. The channel is closed when nothing more comes, or after ctx has ended.
+func (v *served) raise(ctx context.Context, sub *subscription) chan struct{} {
+	done := make(chan struct{})
+	v.watchers.Go(func() {
+		defer close(done)
+		for i := range sub.groups {
+			v.server.cfg.Raise(ctx, sub.space, sub.groups[i].group, sub.groups[i].hashes)
+		}
+	})
+	return done
 }
 
 // over returns why nothing more will be announced; 0: more may come.

@@ -19,8 +19,7 @@ func TestCondition(t *testing.T) {
 	why := errors.New("why")
 	c.Set(Lost, why) // as it was: not called
 	c.Set(OK, nil)
-	c.SetIf(func() bool { return false }, Denied, why)
-	c.SetIf(func() bool { return true }, Full, why)
+	c.Set(Full, why)
 	c.Set(Slow, why)
 	if got := strings.Join(onState, ", "); got != "lost ok <nil>, ok full why, full slow why" || c.State() != Slow {
 		t.Errorf("onState %q, state %v", got, c.State())

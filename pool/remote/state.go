@@ -71,18 +71,11 @@ func (c *Condition) Report(names []string, counts []atomic.Uint64) pool.StoreRep
 
 // Set changes the state, and calls OnState if it is another one.
 func (c *Condition) Set(to State, reason error) {
-	c.SetIf(func() bool { return true }, to, reason)
-}
-
-// SetIf is Set if still, which must not call the condition and during which it stays, returns true.
-func (c *Condition) SetIf(still func() bool, to State, reason error) {
 	c.mu.Lock()
-	from, sets := c.state, still()
-	if sets {
-		c.state, c.reason = to, reason
-	}
+	from := c.state
+	c.state, c.reason = to, reason
 	c.mu.Unlock()
-	if sets && from != to && c.onState != nil {
+	if from != to && c.onState != nil {
 		c.onState(from, to, reason)
 	}
 }

@@ -286,23 +286,3 @@ func TestNoResetIsRefused(t *testing.T) {
 		}
 	}
 }
-
-// TestResetWithoutAnEpochStaysOff checks that a reset without a new epoch leaves the space without
-// tiers, whatever is saved meanwhile.
-func TestResetWithoutAnEpochStaysOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave} // no marker counts
-		last := catalog.New()
-		last.Spaces[specOf("model", 2).Fingerprint] = catalog.Space{Epoch: catalog.MaxEpoch}
-		n := newNode(t, 200, 2, Options{file: givenFile{last}}, local)
-		n.save(chain("a", 5))
-		n.stored(0, 5)
-		if _, err := n.ResetSpace(n.space); err == nil {
-			t.Error("a reset beyond the last epoch is acknowledged")
-		}
-		check(t, n.Forget(pool.Fingerprint{9})) // another space's, which is kept
-		if now := n.spaces.get(n.space).now.Load(); !now.off {
-			t.Errorf("the tiers are on again after a reset that had no epoch: %+v", now)
-		}
-	})
-}

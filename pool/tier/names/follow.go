@@ -204,14 +204,13 @@ func (t *tier) skippedEpochs(f *followedSpace) (all []uint64) {
 // advance takes a space to the epoch of a marker, or, if a reset of this node competed with it, to
 // the epoch after it. It is counted when memory has been reset too.
 func (n *Names) advance(f *followedSpace, marker uint64) {
-	err := n.rename(f.fp, func(e *catalog.Space) error {
+	err := n.rename(f.fp, func(e *catalog.Space) {
 		switch {
 		case f.claims:
-			return n.claimEpoch(e, max(e.Epoch, marker)+1)
+			n.claimEpoch(e, max(e.Epoch, marker)+1)
 		case marker > e.Epoch:
 			e.Epoch, e.Claim, e.Confirmed = marker, catalog.Nonce{}, nil
 		}
-		return nil
 	})
 	if err != nil {
 		n.o.Log("saving a reset by another node failed: the tiers are not used for the space until it is saved", err)

@@ -11,7 +11,6 @@ package names
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -97,7 +96,6 @@ type Names struct {
 		dirty   bool                      // catalog differs from the file
 		open    []pool.Fingerprint        // spaces that are open, in the order of opening
 		off     map[pool.Fingerprint]bool // a reset was not saved: no tiers, even if opened again
-		failed  map[pool.Fingerprint]bool // a reset found no new epoch: off until one does
 		adopted uint64                    // resets of other nodes
 		again   uint64                    // resets that another node's competed with
 	}
@@ -111,7 +109,7 @@ func Open(o Options, tiers []Tier) (n *Names, err error) {
 			Tier: t, names: n, wake: make(chan struct{}, 1), states: make(map[pool.Fingerprint]markerState),
 		})
 	}
-	n.mu.off, n.mu.failed = map[pool.Fingerprint]bool{}, map[pool.Fingerprint]bool{}
+	n.mu.off = map[pool.Fingerprint]bool{}
 	if o.File == nil {
 		n.mu.catalog = catalog.New()
 		return n, nil
@@ -159,7 +157,7 @@ func (n *Names) Use(fp pool.Fingerprint) Name {
 
 func (n *Names) useLocked(fp pool.Fingerprint) Name {
 	e := n.mu.catalog.Of(fp)
-	return Name{Stored: catalog.StoredName(fp, e.Epoch), Off: n.mu.off[fp] || e.Forget}
+	return Name{Stored: catalog.StoredName(fp, e.Epoch), Off: n.mu.off[fp] || e.Forget || e.Epoch == catalog.MaxEpoch}
 }
 
 // Closed records that a space is no longer open.
@@ -196,51 +194,39 @@ func (n *Names) Report(r *pool.TierReport) {
 // Reset gives a space its next name, and returns after that is on disk. After an error the space is
 // Off until a later write to disk succeeds; the caller must not report the reset as done.
 func (n *Names) Reset(fp pool.Fingerprint) error {
-	return n.rename(fp, func(e *catalog.Space) error { return n.claimEpoch(e, e.Epoch+1) })
+	return n.rename(fp, func(e *catalog.Space) { n.claimEpoch(e, e.Epoch+1) })
 }
 
 // claimEpoch sets an epoch as a reset of this node, with a claim if any tier is shared: other nodes
-// may claim the epoch too.
-func (n *Names) claimEpoch(e *catalog.Space, epoch uint64) error {
-	if epoch > catalog.MaxEpoch {
-		return fmt.Errorf("tier epoch %d, allowed: at most %d", epoch, uint64(catalog.MaxEpoch))
-	}
-	e.Epoch, e.Claim, e.Confirmed = epoch, catalog.Nonce{}, nil
+// may claim the epoch too. In the last epoch the tiers are off.
+func (n *Names) claimEpoch(e *catalog.Space, epoch uint64) {
+	e.Epoch, e.Claim, e.Confirmed = min(epoch, catalog.MaxEpoch), catalog.Nonce{}, nil
 	if slices.ContainsFunc(n.tiers, func(t *tier) bool { return !t.Local }) {
 		e.Claim = catalog.NewNonce()
 	}
-	return nil
 }
 
 // rename gives a space another epoch, and so another name in the tiers, and saves the catalog. The
 // tiers are not used for the space before it is on disk.
-func (n *Names) rename(fp pool.Fingerprint, change func(*catalog.Space) error) error {
+func (n *Names) rename(fp pool.Fingerprint, change func(*catalog.Space)) error {
 	n.changeMu.Lock()
 	defer n.changeMu.Unlock()
-	err := n.change(fp, change)
+	n.change(fp, change)
 	n.o.Resetting(fp)
-	if err != nil {
-		return err
-	}
 	return n.save()
 }
 
 // change updates a space in the catalog. Until the catalog is saved the space is off in all tiers,
 // whether it is open now or opened meanwhile.
-func (n *Names) change(fp pool.Fingerprint, change func(*catalog.Space) error) error {
+func (n *Names) change(fp pool.Fingerprint, change func(*catalog.Space)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mu.off[fp] = true
 	e := n.mu.catalog.Of(fp)
-	if err := change(&e); err != nil {
-		n.mu.failed[fp] = true
-		return err
-	}
-	delete(n.mu.failed, fp)
+	change(&e)
 	e.Forget = true
 	n.mu.catalog.Put(fp, e, n.mu.open)
 	n.mu.dirty = true
-	return nil
 }
 
 // Unforgotten returns the spaces whose resets are on disk, and whose memory an earlier process may
@@ -285,9 +271,7 @@ func (n *Names) save() error {
 	}
 	n.mu.Lock()
 	for fp := range waited {
-		if !n.mu.failed[fp] { // a missing epoch is not made up for by saving
-			delete(n.mu.off, fp)
-		}
+		delete(n.mu.off, fp)
 	}
 	n.mu.Unlock()
 	for fp := range waited {
