@@ -111,7 +111,7 @@ func (t *Table) Close() {
 }
 
 // EndSession ends what a session holds: its open transfers are complete, because nothing more
-// comes, and the fetches end that no other session has asked for.
+// comes, and the fetches end that it was the last to ask for.
 func (t *Table) EndSession(session uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -126,7 +126,9 @@ func (t *Table) EndSession(session uint64) {
 		}
 	}
 	for _, f := range t.mu.fetches {
-		f.leave(session)
+		if f.session == session {
+			f.cancel()
+		}
 	}
 	for key, w := range t.mu.waits {
 		if w.session == session {
