@@ -103,7 +103,6 @@ type TierStatus struct {
 
 	// Entries in the queues.
 	Fetching int `json:"queue_fetch" metric:"tier_queue{queue=fetch}"`
-	Hinted   int `json:"queue_hints" metric:"tier_queue{queue=hint}"`
 	Putting  int `json:"queue_put" metric:"tier_queue{queue=put}"`
 
 	Hits     uint64 `json:"hits" metric:"tier_fetched_blocks_total{result=hit}"`    // entries fetched

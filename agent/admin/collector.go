@@ -231,7 +231,7 @@ var families = map[string]string{
 	"tier_used_bytes":           "Bytes that the store reports to hold.",
 	"tier_capacity_bytes":       "Bytes the store can hold; 0: not known.",
 	"tier_breaker_opened_total": "Times the store failed so often that its breaker opened.",
-	"tier_queue":                "Blocks waiting to be fetched, fetched for a hint, or written.",
+	"tier_queue":                "Blocks waiting to be fetched, or written.",
 	"tier_fetched_blocks_total": "Blocks fetched, and those whose fetch failed or was incomplete.",
 	"tier_bytes_total":          "Bytes fetched (in) and written (out).",
 	"tier_corrupt_total":        "Shards that did not verify; they are deleted.",

@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"container/list"
 	"context"
 	"time"
 
@@ -9,25 +8,20 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// takeFetchesLocked takes a batch of promises off the queues, held ones before hints.
+// takeFetchesLocked takes a batch of promises off the queue.
 func (p *Pool) takeFetchesLocked(l *level) (batch []*promise) {
 	bytes, items := int64(0), 0
-	for _, q := range []*list.List{&l.fetches, &l.hints} {
-		for q.Len() > 0 {
-			pr := q.Front().Value.(*promise)
-			if len(batch) > 0 && (bytes+pr.group.staged > l.BatchBytes || items+len(pr.group.at) > l.BatchItems) {
-				return batch
-			}
-			pr.dequeue()
-			pr.state = running
-			batch = append(batch, pr)
-			bytes, items = bytes+pr.group.staged, items+len(pr.group.at)
+	for l.fetches.Len() > 0 {
+		pr := l.fetches.Front().Value.(*promise)
+		if len(batch) > 0 && (bytes+pr.group.staged > l.BatchBytes || items+len(pr.group.at) > l.BatchItems) {
+			break
 		}
-		if len(batch) > 0 {
-			return batch
-		}
+		pr.dequeue()
+		pr.state = running
+		batch = append(batch, pr)
+		bytes, items = bytes+pr.group.staged, items+len(pr.group.at)
 	}
-	return nil
+	return batch
 }
 
 // incoming is one entry of a batch being fetched.

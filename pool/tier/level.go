@@ -28,8 +28,7 @@ type level struct {
 
 	// The following fields are under Pool.mu. wake is signalled when there is work.
 	wake      *sync.Cond
-	fetches   list.List // promises with a pin, oldest first
-	hints     list.List // promises without a pin
+	fetches   list.List // promises, oldest first
 	puts      putQueue
 	writers   int // workers that are writing
 	fullUntil time.Time

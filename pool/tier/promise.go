@@ -28,9 +28,8 @@ type promise struct {
 	waiters []*waiter
 	held    []pool.Slot // the pin in memory that the refs stand for, once installed
 
-	level *level     // where it is queued
-	queue *list.List // of the level; nil: none
-	place *list.Element
+	level *level        // where it is queued
+	place *list.Element // in level.fetches; nil: it is not queued
 }
 
 type promiseState uint8
@@ -67,23 +66,13 @@ func (p *Pool) promiseLocked(made *promise) (pool.Ref, bool) {
 		pr.aged = p.mu.deadlines.PushBack(pr)
 	}
 	pr.pins++
-	if pr.state == queued && pr.pins == 1 && pr.hint {
-		pr.enqueue(pr.level, &pr.level.fetches) // a hint that has a holder now
-	}
 	return pr.ref(), true
 }
 
-// enqueue moves a promise to the end of a queue of a level.
-func (pr *promise) enqueue(l *level, queue *list.List) {
-	pr.dequeue()
-	pr.state, pr.level, pr.queue, pr.place = queued, l, queue, queue.PushBack(pr)
-	l.wake.Signal()
-}
-
 func (pr *promise) dequeue() {
-	if pr.queue != nil {
-		pr.queue.Remove(pr.place)
-		pr.queue = nil
+	if pr.place != nil {
+		pr.level.fetches.Remove(pr.place)
+		pr.place = nil
 	}
 }
 
@@ -95,11 +84,8 @@ func (p *Pool) sendLocked(pr *promise) bool {
 		if pr.levels&(1<<l.number) == 0 || !l.up() {
 			continue
 		}
-		queue := &l.fetches
-		if pr.hint && pr.pins == 0 {
-			queue = &l.hints
-		}
-		pr.enqueue(l, queue)
+		pr.state, pr.level, pr.place = queued, l, l.fetches.PushBack(pr)
+		l.wake.Signal()
 		return true
 	}
 	return false
@@ -191,10 +177,8 @@ func run(calls []func()) {
 func (p *Pool) requeueAll(l *level) {
 	var calls []func()
 	p.mu.Lock()
-	for _, q := range []*list.List{&l.fetches, &l.hints} {
-		for q.Len() > 0 {
-			calls = p.tryNextLocked(q.Front().Value.(*promise), l, calls)
-		}
+	for l.fetches.Len() > 0 {
+		calls = p.tryNextLocked(l.fetches.Front().Value.(*promise), l, calls)
 	}
 	p.mu.Unlock()
 	run(calls)

@@ -24,7 +24,7 @@ func (p *Pool) Report() pool.TierReport {
 	for i, l := range p.levels {
 		t := &r.Tiers[i]
 		l.count.add(func(now *pool.TierStatus) { *t = *now })
-		t.Fetching, t.Hinted, t.Putting = l.fetches.Len(), l.hints.Len(), l.puts.len()
+		t.Fetching, t.Putting = l.fetches.Len(), l.puts.len()
 		if now.Before(l.fullUntil) {
 			t.State = "full"
 		}
