@@ -72,14 +72,11 @@ type Page struct {
 	shown shown
 }
 
-// shown has the JSON that all streams share. The first one that needs it makes it.
+// shown has the explanations that all streams share. The first one that needs them makes them.
 type shown struct {
-	mu        sync.Mutex
-	of        uint64 // Page.made
-	status    json.RawMessage
-	explained time.Time
-	reasons   json.RawMessage
-	lookups   json.RawMessage
+	mu               sync.Mutex
+	explained        time.Time
+	reasons, lookups any
 }
 
 // Start begins to sample, until Close.
@@ -148,38 +145,22 @@ func (p *Page) since(sent uint64) (points []Point, made uint64, status any, next
 
 // frame is one event of a stream.
 type frame struct {
-	Points  []Point         `json:"points"` // since the frame before; of the first one, all
-	Status  json.RawMessage `json:"status"`
-	Reasons json.RawMessage `json:"reasons"`           // null: nothing is remembered
-	Lookups json.RawMessage `json:"lookups,omitempty"` // only for those who may see hashes
+	Points  []Point `json:"points"` // since the frame before; of the first one, all
+	Status  any     `json:"status"`
+	Reasons any     `json:"reasons"`           // null: nothing is remembered
+	Lookups any     `json:"lookups,omitempty"` // only for those who may see hashes
 }
 
-// fill sets a frame's texts, of the status of the point number made.
-func (p *Page) fill(f *frame, made uint64, status any, hashes bool) (err error) {
+// explain returns why look-ups missed, which is found out anew now and then.
+func (p *Page) explain() (reasons, lookups any) {
 	s := &p.shown
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.of < made { // else another stream was faster
-		if s.status, err = json.Marshal(status); err != nil {
-			return err
-		}
-		s.of = made
-	}
 	if p.source.Explain != nil && time.Since(s.explained) >= explainEvery {
-		reasons, lookups := p.source.Explain()
-		if s.reasons, err = json.Marshal(reasons); err != nil {
-			return err
-		}
-		if s.lookups, err = json.Marshal(lookups); err != nil {
-			return err
-		}
+		s.reasons, s.lookups = p.source.Explain()
 		s.explained = time.Now()
 	}
-	f.Status, f.Reasons = s.status, s.reasons
-	if hashes {
-		f.Lookups = s.lookups
-	}
-	return nil
+	return s.reasons, s.lookups
 }
 
 // stream serves GET /page/stream as server-sent events: a frame at once, and one for each point.
@@ -203,7 +184,11 @@ func (p *Page) stream(rw http.ResponseWriter, r *http.Request, hashes bool) {
 	for sent := uint64(0); ; {
 		points, made, status, next := p.since(sent)
 		if made > sent {
-			if p.write(rw, rc, frame{Points: points}, made, status, hashes) != nil {
+			f := frame{Points: points, Status: status}
+			if f.Reasons, f.Lookups = p.explain(); !hashes {
+				f.Lookups = nil
+			}
+			if p.write(rw, rc, &f) != nil {
 				return // the client has gone, or stalled
 			}
 			sent = made
@@ -219,14 +204,10 @@ func (p *Page) stream(rw http.ResponseWriter, r *http.Request, hashes bool) {
 }
 
 // write sends a frame, and waits until the client has taken it in.
-func (p *Page) write(rw http.ResponseWriter, rc *http.ResponseController, f frame, made uint64, status any,
-	hashes bool) error {
-	if err := p.fill(&f, made, status, hashes); err != nil {
-		p.log.Error("no frame for the page", zap.Error(err))
-		return err
-	}
+func (p *Page) write(rw http.ResponseWriter, rc *http.ResponseController, f *frame) error {
 	text, err := json.Marshal(f)
 	if err != nil {
+		p.log.Error("no frame for the page", zap.Error(err))
 		return err
 	}
 	if err := rc.SetWriteDeadline(time.Now().Add(stalled)); err != nil {

@@ -143,8 +143,14 @@ func (s *site) watch(path string) *watcher {
 	return &watcher{s.t, client, bufio.NewReader(resp.Body), resp.StatusCode}
 }
 
+// received is a frame as a browser gets it.
+type received struct {
+	Points                   []Point
+	Status, Reasons, Lookups json.RawMessage
+}
+
 // next returns the next frame.
-func (w *watcher) next() (f frame) {
+func (w *watcher) next() (f received) {
 	w.t.Helper()
 	for {
 		line, err := w.body.ReadBytes('\n')
