@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -221,7 +222,12 @@ func (v *served) find(sub *subscription, group, base, from int, runs []run) []ru
 	g := &sub.groups[group]
 	to := min(from+announceStride, g.hashes.N)
 	absent := sub.absent[group][from:to]
-	for k, is := range v.stored(sub.space, g.group, g.hashes.Slice(from, to), absent) {
+	if !slices.Contains(absent, true) {
+		return runs
+	}
+	present := make([]bool, to-from)
+	v.server.cfg.Index.Exists(sub.space, g.group, g.hashes.Slice(from, to), present)
+	for k, is := range present {
 		if !is || !absent[k] {
 			continue
 		}
@@ -235,22 +241,4 @@ func (v *served) find(sub *subscription, group, base, from int, runs []run) []ru
 		}
 	}
 	return runs
-}
-
-// stored looks up the part of h from the first to the last block that was not announced.
-func (v *served) stored(s pool.SpaceID, group uint8, h pool.Hashes, absent []bool) []bool {
-	present := make([]bool, h.N)
-	first, last := -1, -1
-	for i, is := range absent {
-		if is {
-			if first < 0 {
-				first = i
-			}
-			last = i
-		}
-	}
-	if first >= 0 {
-		v.server.cfg.Index.Exists(s, group, h.Slice(first, last+1), present[first:last+1])
-	}
-	return present
 }
