@@ -98,7 +98,6 @@ type TierStatus struct {
 	Error  string      `json:"error,omitempty"`     // the last failure, unless the tier is up
 	Usage  Usage       `json:"usage"`
 	Store  StoreReport `json:"store"`                                             // zero: none
-	Tries  uint64      `json:"breaker_tries"`                                     // after it was suspended
 	Opened uint64      `json:"breaker_opened" metric:"tier_breaker_opened_total"` // suspended after repeated failures
 
 	// Entries in the queues.

@@ -18,7 +18,6 @@ type breaker struct {
 	backoff  backoff.Backoff
 	err      error // the last one
 	opened   uint64
-	tries    uint64
 }
 
 // failed counts a failure and reports whether it opened the breaker.
@@ -49,9 +48,6 @@ func (b *breaker) worked() {
 
 // try makes one call for the monitor: success closes the breaker, failure doubles the pause.
 func (b *breaker) try(call func() error) error {
-	b.mu.Lock()
-	b.tries++
-	b.mu.Unlock()
 	err := call()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -77,12 +73,12 @@ func (b *breaker) brief() bool {
 	return b.backoff.Pause() <= briefPause
 }
 
-func (b *breaker) state() (name string, opened, tries uint64, pause time.Duration, err error) {
+func (b *breaker) state() (name string, opened uint64, pause time.Duration, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	name = "open"
 	if b.closed.Load() {
 		name = "up"
 	}
-	return name, b.opened, b.tries, b.backoff.Pause(), b.err
+	return name, b.opened, b.backoff.Pause(), b.err
 }

@@ -173,7 +173,7 @@ func (l *level) monitor(ctx context.Context) {
 // reconnect tries the store with growing pauses until it answers.
 func (l *level) reconnect(ctx context.Context) {
 	for {
-		_, _, _, pause, _ := l.breaker.state()
+		_, _, pause, _ := l.breaker.state()
 		if !pauseFor(ctx, pause) {
 			return
 		}

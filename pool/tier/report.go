@@ -42,7 +42,7 @@ func (l *level) report(t *pool.TierStatus) {
 	if says, can := l.Store.(pool.Reporter); can {
 		t.Store = says.Report()
 	}
-	state, opened, tries, _, err := l.breaker.state()
+	state, opened, _, err := l.breaker.state()
 	if state != "up" || t.State == "" {
 		t.State = state
 	}
@@ -50,7 +50,7 @@ func (l *level) report(t *pool.TierStatus) {
 	if state != "up" && err != nil {
 		t.Error = err.Error()
 	}
-	t.Opened, t.Tries = opened, tries
+	t.Opened = opened
 }
 
 // storage is the journal of the local tiers: the entries that look-ups would find there.
