@@ -30,12 +30,11 @@ type dir struct {
 	mu   sync.Mutex
 	work *sync.Cond // there may be something to write, or room for it
 
-	state        State
-	reason       error // of a state other than StateOK
-	wait         backoff.Backoff
-	probeAt      time.Time
-	told         State // to OnState
-	saidBuffered bool
+	state   State
+	reason  error // of a state other than StateOK
+	wait    backoff.Backoff
+	probeAt time.Time
+	told    State // to OnState
 
 	lockFD   int  // of the directory; -1 while it is not open
 	opened   bool // recovered
@@ -199,22 +198,14 @@ func (d *dir) later() {
 	d.probeAt = time.Now().Add(d.wait.Next())
 }
 
-// ErrBuffered is the reason passed to OnState, with an unchanged state, for a directory whose file
-// system cannot do O_DIRECT.
-var ErrBuffered = errors.New("the file system cannot do O_DIRECT, the page cache is used")
-
 // notify calls OnState if there is something new. Only the keeper calls it, or Close after it.
 func (d *dir) notify() {
 	d.mu.Lock()
 	from, to, reason := d.told, d.state, d.reason
-	buffered := d.next != nil && !d.next.direct && !d.saidBuffered
-	d.told, d.saidBuffered = to, d.saidBuffered || buffered
+	d.told = to
 	d.mu.Unlock()
 	if f := d.s.o.OnState; f != nil && from != to {
 		f(d.path, from, to, reason)
-	}
-	if f := d.s.o.OnState; f != nil && buffered {
-		f(d.path, to, to, ErrBuffered)
 	}
 }
 

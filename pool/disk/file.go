@@ -39,7 +39,6 @@ func (f faults) meet(o op, path string, off int64, p []byte) (int, error) {
 type file struct {
 	fd       int
 	path     string
-	direct   bool // past the page cache
 	readOnly bool
 	faults   faults
 }
@@ -58,14 +57,13 @@ func openFile(path string, flags int, f faults) (*file, error) {
 	if err == nil {
 		fd, err = retry(func() (int, error) { return unix.Open(path, flags|unix.O_DIRECT|unix.O_CLOEXEC, 0o600) })
 	}
-	direct := err == nil
 	if errors.Is(err, unix.EINVAL) {
 		fd, err = retry(func() (int, error) { return unix.Open(path, flags&^unix.O_EXCL|unix.O_CLOEXEC, 0o600) })
 	}
 	if err != nil {
 		return nil, fmt.Errorf("disk: %s %s: %w", what, path, err)
 	}
-	return &file{fd: fd, path: path, direct: direct, faults: f}, nil
+	return &file{fd: fd, path: path, faults: f}, nil
 }
 
 func retry(f func() (int, error)) (int, error) {

@@ -43,8 +43,8 @@ type Options struct {
 	WriteDepth int // writes at once in each directory; default 8
 	ReadDepth  int // reads at once in each directory; default 32
 
-	// OnState is called with the reason when a directory changes its state, and once with
-	// ErrBuffered where the page cache is used. It must not call the store. It may be nil.
+	// OnState is called with the reason when a directory changes its state. It must not call the
+	// store. It may be nil.
 	OnState func(path string, from, to State, reason error)
 
 	probeEvery time.Duration // first wait before a lost directory is tried again, doubled up to probeMax
