@@ -87,10 +87,6 @@ func (f *Fate) story() string {
 	when := ""
 	if f.At != nil {
 		when = " at " + f.At.Format("2006-01-02 15:04:05.000Z")
-		if f.Until.After(*f.At) {
-			when = fmt.Sprintf(" from %s to %s", f.At.Format("2006-01-02 15:04:05.000Z"),
-				f.Until.Format("15:04:05.000Z"))
-		}
 	}
 	switch f.Fate {
 	case Own:

@@ -42,7 +42,6 @@ type Fate struct {
 	Fate  string `json:"fate"`
 
 	At    *time.Time `json:"at,omitempty"`    // when the first of them left, or was refused
-	Until *time.Time `json:"until,omitempty"` // ... the last of them
 	Class string     `json:"class,omitempty"` // of the eviction policy
 	By    string     `json:"by,omitempty"`    // who reset the space
 	Why   string     `json:"why,omitempty"`   // a save was refused: the status of the block
@@ -62,14 +61,8 @@ func (f *Fate) same(next *Fate) bool {
 // join adds the next block to the run.
 func (f *Fate) join(next *Fate) {
 	f.To, f.Last = next.To, next.Last
-	if next.At == nil {
-		return
-	}
-	if next.At.Before(*f.At) {
+	if next.At != nil && next.At.Before(*f.At) {
 		f.At = next.At
-	}
-	if next.Until.After(*f.Until) {
-		f.Until = next.Until
 	}
 }
 
@@ -246,7 +239,7 @@ func (t *trial) remembered(f *Fate, mark blockMark, at int64, has *Space) {
 
 func (f *Fate) setTime(ns int64) {
 	at := time.Unix(0, ns).UTC()
-	f.At, f.Until = &at, &at
+	f.At = &at
 }
 
 // inOthers returns for each block another space that has it now, the one with the fewest
