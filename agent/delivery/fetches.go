@@ -96,17 +96,6 @@ func (t *Table) Fetching(s pool.SpaceID, name []byte, peer string, session uint6
 	return running, true
 }
 
-// Ended returns a channel that is closed when the fetch of a transfer is over; nil if none is
-// known.
-func (t *Table) Ended(s pool.SpaceID, name string) <-chan struct{} {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if f := t.mu.fetches[Key{s, name}]; f != nil {
-		return f.ended
-	}
-	return nil
-}
-
 // Start starts a fetch for a session, unless another look-up has done so meanwhile. It returns
 // whether one runs. A request without chains is over at once, and remembered like others.
 func (t *Table) Start(r *Request, session uint64) bool {

@@ -110,8 +110,10 @@ func (t *Table) Bring(peer, name string, s pool.SpaceID, spec *pool.Spec, chains
 	if _, known := t.Fetching(s, []byte(name), peer, 0); !known {
 		t.Start(r, 0)
 	}
-	if ended := t.Ended(s, name); ended != nil {
-		return ended, nil
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if f := t.mu.fetches[Key{s, name}]; f != nil {
+		return f.ended, nil
 	}
 	return nil, errNotFetched
 }
