@@ -12,6 +12,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -90,8 +91,12 @@ func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, 
 	defer d.mu.Unlock()
 	switch m := msg.(type) {
 	case *ipc.BlockTokens:
-		if rules != nil && d.spaces[rules.ID] != nil {
-			d.refused += uint64(d.spaces[rules.ID].learn(m))
+		if rules == nil {
+			break
+		}
+		if sp := d.spaces[rules.ID]; sp != nil {
+			d.refused += uint64(sp.learn(m))
+			sp.unsaved = true
 		}
 	case *ipc.NextEvents:
 		blocks := int(m.Blocks)
@@ -160,11 +165,16 @@ func (d *Desk) work() {
 	if d.media[1] != nil {
 		below = d.media[1].Changed()
 	}
+	saves := time.NewTicker(saveEvery)
+	defer saves.Stop()
 	for {
 		m := 0
 		select {
 		case <-d.stop:
 			return
+		case <-saves.C:
+			d.saveUnsaved()
+			continue
 		case <-d.memory.Changed():
 		case <-below:
 			m = 1
@@ -185,6 +195,19 @@ func (d *Desk) work() {
 			}
 			d.mu.Unlock()
 			rest = rest[n:]
+		}
+	}
+}
+
+// saveUnsaved keeps the tokens of the spaces of which something was said since they were kept: a
+// kill costs no more.
+func (d *Desk) saveUnsaved() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, sp := range d.spaces {
+		if sp.unsaved {
+			sp.unsaved = false
+			d.background(func() { d.keeper.save(sp) })
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -25,11 +26,12 @@ import (
 const (
 	maxUnused = 512 << 20 // bytes of files of spaces that are not open; the oldest are removed
 	maxFiles  = 1 << 10   // of such files
+	saveEvery = 5 * time.Minute
 )
 
 // keeper keeps the tokens of held blocks in a file for each space, for the next process: its blocks
-// may outlive this one. A file is read when its space opens, and written when it is closed or the
-// desk ends. A nil keeper keeps nothing.
+// may outlive this one. A file is read when its space opens, and written when it is closed, when
+// the desk ends, and after a while in which something was said. A nil keeper keeps nothing.
 //
 // A file is a log of BLOCK_TOKENS as on the wire, in version 3, each after its length and CRC-32C
 // as u32 LE. A reader stops at the first one that is not whole. Nothing depends on their order.

@@ -219,6 +219,20 @@ func flipped(data []byte, at int) []byte {
 	return data
 }
 
+// TestKillCostsWhatWasSaidLast: a file is written meanwhile, too, when something was said.
+func TestKillCostsWhatWasSaidLast(t *testing.T) {
+	l := newLasting(t)
+	a := l.open('a')
+	l.begin()
+	l.follow(1, a)
+	l.say(a, 0)
+	l.desk.saveUnsaved() // as its goroutine does now and then
+	pooltest.Until(t, "its tokens are kept", func() bool { return l.count()['a'] == chainBlocks })
+	if l.desk.spaces[a.ID].unsaved {
+		t.Error("the file would be written again")
+	}
+}
+
 // TestFileHasWhatIsHeld alone, and nothing of before a reset.
 func TestFileHasWhatIsHeld(t *testing.T) {
 	l := newLasting(t)

@@ -24,6 +24,7 @@ type space struct {
 	subs    map[uint64]*subscriber
 	blob    []byte
 	loaded  bool // the file of tokens was read
+	unsaved bool // something was said since it was written
 }
 
 // subscriber is a session that is told.
