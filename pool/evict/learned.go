@@ -71,6 +71,7 @@ func (h *Hazard) Learn(b []byte) error {
 		}
 	}
 	h.tables = tables{risk: x.Risk, used: x.Used, weight: 1}
+	h.seen = unrefusing
 	h.scoreAll()
 	return nil
 }
