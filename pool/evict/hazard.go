@@ -27,6 +27,7 @@ type Hazard struct {
 	worths  [numClasses]worths
 	turn    turn
 
+	seen                          int     // look-ups
 	lookups, hits, refused, saved uint64  // blocks
 	going                         float32 // worth without their wishes of the entries that went lately
 }
@@ -92,6 +93,7 @@ func (h *Hazard) Access(u *pool.Use) {
 		h.move(u.Entries[i], n, h.use(r.state, i, &t, now, repeated))
 	}
 	if !repeated {
+		h.seen++
 		h.scorer.note(length, now)
 		h.tables.fade()
 		h.age(now, length)

@@ -202,19 +202,32 @@ func TestAdviceOfBlocksNotStored(t *testing.T) {
 // TestWorthLessThanAllIsRefused has blocks that come back, and one that was never seen before.
 func TestWorthLessThanAllIsRefused(t *testing.T) {
 	h := stored(20)
-	for i := 1; i <= 20; i++ {
-		h.Access(&pool.Use{
-			Now: 30e9 + int64(i)*1e6, BlockTokens: 512, Prints: []uint64{spread(i)}, Entries: []uint32{uint32(i)},
-		})
+	now := int64(30e9)
+	look := func(block int, entries ...uint32) {
+		now += 1e9
+		h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(block)}, Entries: entries})
 	}
-	h.Access(&pool.Use{Now: 31e9, BlockTokens: 512, Prints: []uint64{spread(99)}})
-	if got := h.Victim(31e9, 1, spread(99), noneHeld{}); got != pool.Refused {
+	again := func() {
+		for i := 1; i <= 20; i++ {
+			look(i, uint32(i))
+		}
+	}
+	again()
+	look(98)
+	if got := h.Victim(now, 1, spread(98), noneHeld{}); got == pool.Refused {
+		t.Error("a block is refused after a few look-ups")
+	}
+	for range 20 {
+		again()
+	}
+	look(99)
+	if got := h.Victim(now, 1, spread(99), noneHeld{}); got != pool.Refused {
 		t.Errorf("victim %d for a block that was never used again, and all others were", got)
 	}
-	if got := h.Victim(31e9, 1, 0, noneHeld{}); got == 0 || got > 20 {
+	if got := h.Victim(now, 1, 0, noneHeld{}); got == 0 || got > 20 {
 		t.Errorf("victim %d for a block without a print", got)
 	}
-	if got := h.Victim(31e9, 1, spread(-5), noneHeld{}); got == 0 || got > 20 {
+	if got := h.Victim(now, 1, spread(-5), noneHeld{}); got == 0 || got > 20 {
 		t.Errorf("victim %d for a block of which nothing is known", got)
 	}
 	if got := h.Report().Refused; got != 1 {

@@ -12,7 +12,7 @@ const (
 	minFlat      = 100  // blocks that it counts for; or as many as the pool holds, ...
 	usualCluster = 50   // ... for prompts of so many blocks, and more or less for others
 	ratioPrior   = 6    // clusters
-	hazardPrior  = 30   // clusters
+	hazardPrior  = 40   // clusters
 	maxHazard    = 0.999
 	telling      = 3  // times as often
 	heeded       = 16 // one chain in so many has its wish, whether wishes tell anything or not
@@ -80,6 +80,19 @@ func familyOf(c int) int {
 		return familyEnded + (c-firstEnded)/gaps/distances%familyEnded
 	}
 	return c / (gaps * 2 * distances)
+}
+
+// fewer returns the class of blocks that were used once less often; c if there is none.
+func fewer(c int) int {
+	switch f := familyOf(c); {
+	case f >= 2*familyEnded:
+		return c - (c-firstWished)/gaps%2*gaps
+	case f%familyEnded == 0:
+		return c
+	case f > familyEnded:
+		return c - distances*gaps
+	}
+	return c - distances*2*gaps
 }
 
 // startRatio is how the hazard of each family compares before anything was counted.
@@ -168,20 +181,22 @@ func (h *Hazard) observed(c int) (used, expected float64) {
 }
 
 // scoreClass sets the worth of each bin of class c. Its hazard is the flat one scaled by how the
-// class as a whole compares, and approaches the counts as they grow. The worth at the middle of a
-// bin is the expected worth of the next use then.
+// class as a whole compares, then that of blocks with a use fewer, and approaches the counts as they
+// grow. The worth at the middle of a bin is the expected worth of the next use then.
 func (h *Hazard) scoreClass(c int) {
 	t, s := &h.tables, &h.scorer
 	t.settle(c)
 	used, expected := h.observed(c)
-	cluster, counted := s.cluster(), 0.
+	cluster, counted, less := s.cluster(), 0., fewer(c)
 	ratio := (used + ratioPrior*cluster*s.usual[familyOf(c)]) / (expected + ratioPrior*cluster)
 	next := 0. // worth at the end of the bin
 	for b := numBins - 1; b >= 0; b-- {
 		counted += float64(t.risk[c][b]) / t.weight
-		believed := atMost(s.flat[b]*ratio, 1) * hazardPrior * cluster
-		chance := atMost((float64(t.used[c][b])/t.weight+believed)/(float64(t.risk[c][b])/t.weight+hazardPrior*cluster),
-			maxHazard)
+		chance := atMost(s.flat[b]*ratio, 1)
+		if less != c {
+			chance = t.chance(less, b, chance, hazardPrior*cluster)
+		}
+		chance = atMost(t.chance(c, b, chance, hazardPrior*cluster), maxHazard)
 		keep := s.keep[b]
 		h.worths[c][b] = rounded(float32(chance/2*keep + (1-chance/2)*keep*keep*next))
 		next = keep * keep * (chance + (1-chance)*keep*keep*next)

@@ -40,6 +40,12 @@ func (t *tables) enter(c uint16, from, to int, n int32) {
 
 func (t *tables) use(c uint16, b int) { t.fresh[c].used[b]++ }
 
+// chance returns the chance that a block of class c is used in bin b. It is what was believed before
+// as long as the counts are fewer than prior.
+func (t *tables) chance(c, b int, believed, prior float64) float64 {
+	return (float64(t.used[c][b])/t.weight + believed*prior) / (float64(t.risk[c][b])/t.weight + prior)
+}
+
 // settle adds the counts of a class to the tables, with the current weight: they are never older
 // than a round of scores.
 func (t *tables) settle(c int) {
@@ -62,14 +68,19 @@ func (t *tables) settleAll() {
 func (t *tables) fade() {
 	if t.weight *= fading; t.weight > maxWeight {
 		t.settleAll()
-		for c := range t.risk {
-			for b := range t.risk[c] {
-				t.risk[c][b] /= float32(t.weight)
-				t.used[c][b] /= float32(t.weight)
-			}
-		}
-		t.weight = 1
+		t.scale()
 	}
+}
+
+// scale lets a count made now weigh 1.
+func (t *tables) scale() {
+	for c := range t.risk {
+		for b := range t.risk[c] {
+			t.risk[c][b] /= float32(t.weight)
+			t.used[c][b] /= float32(t.weight)
+		}
+	}
+	t.weight = 1
 }
 
 const (

@@ -9,6 +9,7 @@ import (
 )
 
 const (
+	unrefusing  = 300      // look-ups before the first refusal
 	maxSteps    = 16 << 10 // entries that one call of Victim looks at; then it takes what follows the last
 	parkedACall = 2        // parked runs of a kind that one call of Victim looks at first
 )
@@ -20,7 +21,7 @@ var inf = float32(math.Inf(1))
 func (h *Hazard) Victim(now int64, kinds uint64, print uint64, v pool.View) uint32 {
 	t := h.clock.advance(now)
 	incoming := inf
-	if g := h.ghosts.find(print); g != nil && print != 0 {
+	if g := h.ghosts.find(print); g != nil && print != 0 && h.seen >= unrefusing {
 		s := g.state()
 		incoming = h.worth(&s)
 	}

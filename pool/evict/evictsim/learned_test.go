@@ -17,7 +17,7 @@ func TestLearnedStartsBetter(t *testing.T) {
 	half := len(s.Requests) / 2
 	before, after := *s, *s
 	before.Requests, after.Requests = s.Requests[:half], s.Requests[half:]
-	for _, capacity := range []int{1000, 2000} {
+	for _, capacity := range []int{2000, 4000} {
 		former := evict.NewHazard()
 		Run(&before, former, capacity)
 		later := evict.NewHazard()
