@@ -5,14 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvagent/kvagent/lab/plot"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/pool/evict/evictsim"
 )
@@ -228,4 +232,42 @@ func printPolicy(w io.Writer, rows []policyReport) error {
 		fmt.Fprintf(t, "%.4f\t%.4f\t%+.4f\t%d\t%d\t\n", r.LRU, r.Opt, r.BelowLRU, r.PerAccess, r.PerAccessLRU)
 	}
 	return t.Flush()
+}
+
+// writePlot draws the hit rates of one stream against the capacity: of references, and of the
+// default policy by what it is told.
+func (s *policySettings) writePlot(stream *evictsim.Stream) error {
+	own := func(told *evictsim.Stream) func(int) evictsim.Result {
+		return func(capacity int) evictsim.Result {
+			return evictsim.Run(told, evict.Named(evict.DefaultName), capacity)
+		}
+	}
+	of := func(run func(*evictsim.Stream, int) evictsim.Result) func(int) evictsim.Result {
+		return func(capacity int) evictsim.Result { return run(stream, capacity) }
+	}
+	capacities := slices.Sorted(slices.Values(s.capacities))
+	var curves []plot.Curve
+	for _, c := range []struct {
+		name, color string
+		run         func(capacity int) evictsim.Result
+	}{
+		{"optimum", "#888888", of(evictsim.Optimum)},
+		{"hints of an oracle", "#b07aa1", own(stream.WithHints(1, 1, s.seed))},
+		{fmt.Sprintf("hints, precision %g, recall %g", s.precision, s.recall), "#e15759",
+			own(stream.WithHints(s.precision, s.recall, s.seed))},
+		{"facts of the end", "#f28e2b", own(stream.WithFacts())},
+		{evict.DefaultName, "#4e79a7", own(stream)},
+		{"ARC", "#59a14f", of(evictsim.ARC)},
+		{"S3-FIFO", "#9c755f", of(evictsim.S3FIFO)},
+		{"LRU", "#222222", of(evictsim.LRU)},
+	} {
+		line := plot.Curve{Name: c.name, Color: c.color}
+		for _, capacity := range capacities {
+			line.Rates = append(line.Rates, c.run(capacity).HitRate())
+		}
+		curves = append(curves, line)
+	}
+	title := filepath.Base(stream.Name) + ": blocks hit by capacity in blocks"
+	picture := plot.SVG(title, capacities, strconv.Itoa, 0, 1, curves)
+	return os.WriteFile(s.plot, []byte(picture), 0o644)
 }

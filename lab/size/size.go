@@ -3,6 +3,7 @@
 package size
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,12 +11,12 @@ import (
 	"math"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvagent/kvagent/lab/plot"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/pool/evict/evictsim"
 	"github.com/kvagent/kvagent/settings"
@@ -179,56 +180,22 @@ func (r *row) size() string {
 	return settings.HumanSize(r.Bytes)
 }
 
-// The curve's picture.
-const (
-	width, height = 800., 480.
-	left, top     = 60., 30.
-	right, bottom = 760., 430.
-)
-
-// draw returns the hit rates against the sizes, on a logarithmic scale, as SVG.
+// draw returns the curves as SVG.
 func (r *report) draw() string {
-	first, last := r.Rows[0], r.Rows[len(r.Rows)-1]
-	scale := max(math.Log(float64(last.Blocks)/float64(first.Blocks)), 1e-9)
-	most := max(last.Optimum, 0.01)
-	x := func(one *row) float64 {
-		return left + (right-left)*math.Log(float64(one.Blocks)/float64(first.Blocks))/scale
+	curves := []plot.Curve{
+		{Name: "optimum", Color: "#888888"}, {Name: evict.DefaultName, Color: "#1f77b4"},
+		{Name: "LRU", Color: "#d62728"},
 	}
-	y := func(rate float64) float64 { return bottom - (bottom-top)*rate/most }
-	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" font-family="sans-serif" `+
-		`font-size="12">`+"\n"+`<rect width="100%%" height="100%%" fill="white"/>`+"\n", width, height)
-	for i := range 6 {
-		rate := most * float64(i) / 5
-		fmt.Fprintf(&b, `<path d="M%g %.1fH%g" stroke="#ddd"/><text x="8" y="%.1f">%.3f</text>`+"\n", left, y(rate),
-			right, y(rate)+4, rate)
-	}
+	var sizes []int
+	labels := map[int]string{}
 	for i := range r.Rows {
 		one := &r.Rows[i]
-		label := one.size()
-		if label == "" {
-			label = fmt.Sprint(one.Blocks)
+		sizes = append(sizes, one.Blocks)
+		labels[one.Blocks] = cmp.Or(one.size(), fmt.Sprint(one.Blocks))
+		for k, rate := range [...]float64{one.Optimum, one.Default, one.LRU} {
+			curves[k].Rates = append(curves[k].Rates, rate)
 		}
-		fmt.Fprintf(&b, `<text x="%.1f" y="%g" text-anchor="middle">%s</text>`+"\n", x(one), bottom+18, label)
 	}
-	for i, line := range []struct {
-		name, color string
-		rate        func(*row) float64
-	}{
-		{"optimum", "#888888", func(r *row) float64 { return r.Optimum }},
-		{evict.DefaultName, "#1f77b4", func(r *row) float64 { return r.Default }},
-		{"LRU", "#d62728", func(r *row) float64 { return r.LRU }},
-	} {
-		var path []string
-		for j := range r.Rows {
-			path = append(path, fmt.Sprintf("%.1f,%.1f", x(&r.Rows[j]), y(line.rate(&r.Rows[j]))))
-		}
-		fmt.Fprintf(&b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+
-			`<text x="%g" y="%g" fill="%s">%s</text>`+"\n", strings.Join(path, " "), line.color, left+10,
-			top+10+float64(16*i), line.color, line.name)
-	}
-	fmt.Fprintf(&b, `<path d="M%.1f %gV%g" stroke="#2ca02c" stroke-dasharray="4 3"/>`+
-		`<text x="%.1f" y="%g" text-anchor="middle">hit rate against the size of the pool</text></svg>`+"\n",
-		x(&r.Bend), top, bottom, width/2, height-8)
-	return b.String()
+	return plot.SVG("hit rate against the size of the pool", sizes, func(size int) string { return labels[size] },
+		r.Bend.Blocks, max(r.Rows[len(sizes)-1].Optimum, 0.01), curves)
 }

@@ -181,8 +181,8 @@ func (h *Hazard) observed(c int) (used, expected float64) {
 }
 
 // scoreClass sets the worth of each bin of class c. Its hazard is the flat one scaled by how the
-// class as a whole compares, then that of blocks with a use fewer, and approaches the counts as they
-// grow. The worth at the middle of a bin is the expected worth of the next use then.
+// class as a whole compares, then that of blocks with a use fewer, and approaches the counts as
+// they grow. The worth at the middle of a bin is the expected worth of the next use then.
 func (h *Hazard) scoreClass(c int) {
 	t, s := &h.tables, &h.scorer
 	t.settle(c)

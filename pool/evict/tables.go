@@ -40,8 +40,8 @@ func (t *tables) enter(c uint16, from, to int, n int32) {
 
 func (t *tables) use(c uint16, b int) { t.fresh[c].used[b]++ }
 
-// chance returns the chance that a block of class c is used in bin b. It is what was believed before
-// as long as the counts are fewer than prior.
+// chance returns the chance that a block of class c is used in bin b. It is what was believed
+// before as long as the counts are fewer than prior.
 func (t *tables) chance(c, b int, believed, prior float64) float64 {
 	return (float64(t.used[c][b])/t.weight + believed*prior) / (float64(t.risk[c][b])/t.weight + prior)
 }
