@@ -79,15 +79,16 @@ var mayImport = map[string][]string{
 	"agent/ready":        {"lookup", "pool", "pagefault"},
 	"agent/raise":        {"pool"},
 	"agent/registration": {"transfer", "ipc", "ipc/socketdir", "cudaipc"},
-	"agent/adminclient":  {},
-	"mockengine":         {"ipc", "cudaipc", "cudaipc/engine", "trace"},
-	"proof":              {"cudaipc", "cudaipc/...", "pool", "pool/dram", "transfer", "transfer/pace"},
-	"third_party/uplot":  {},
-	"takeover":           {"agent/report", "ipc", "ipc/socketdir", "pool/dram"},
-	"lab":                {"lab/...", "settings"},
-	"lab/...":            {"..."},
-	"cmd/kvagent":        {"..."}, // but nothing of the lab: TestAgentLinksNoLab
-	"cmd/kvbench":        {"lab"},
+	"agent/adminclient": {"agent/admin", "agent/delivery", "agent/hints", "agent/history", "agent/report", "cudaipc",
+		"pool", "settings"},
+	"mockengine":        {"ipc", "cudaipc", "cudaipc/engine", "trace"},
+	"proof":             {"cudaipc", "cudaipc/...", "pool", "pool/dram", "transfer", "transfer/pace"},
+	"third_party/uplot": {},
+	"takeover":          {"agent/report", "ipc", "ipc/socketdir", "pool/dram"},
+	"lab":               {"lab/...", "settings"},
+	"lab/...":           {"..."},
+	"cmd/kvagent":       {"..."}, // but nothing of the lab: TestAgentLinksNoLab
+	"cmd/kvbench":       {"lab"},
 }
 
 // core are the packages that every request passes, and what they are made of. All others are
