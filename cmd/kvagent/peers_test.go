@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -60,32 +59,6 @@ func TestPeerSettingsErrors(t *testing.T) {
 				}
 			}
 		})
-	}
-	s, err := readSettings(t, nil, nil, "")
-	if p := s.peers; err != nil || p.timeout != peer.DefaultTimeout {
-		t.Errorf("defaults %+v, %v", p, err)
-	}
-}
-
-// Other agents are told the configured address, else the one at which the agent listens, with the
-// host's name if that is every address.
-func TestPeerAddress(t *testing.T) {
-	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := func(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 7460} }
-	for _, c := range []struct {
-		advertise string
-		listens   net.Addr
-		want      string
-	}{
-		{"", at("10.0.0.7"), "10.0.0.7:7460"}, {"", at("0.0.0.0"), host + ":7460"}, {"", at("::"), host + ":7460"},
-		{"node-1:99", at("0.0.0.0"), "node-1:99"}, {"", at("fd00::1"), "[fd00::1]:7460"},
-	} {
-		if got := (&peerSettings{advertise: c.advertise}).address(c.listens); got != c.want {
-			t.Errorf("listens at %v: tells %q, want %q", c.listens, got, c.want)
-		}
 	}
 }
 
@@ -241,7 +214,7 @@ func TestPrefillAgentIsLost(t *testing.T) {
 func TestFetchOverTLS(t *testing.T) {
 	dir := t.TempDir()
 	servertest.Certificate(t, dir)
-	for name, file := range map[string]string{tlsCert: "cert.pem", tlsKey: "key.pem", tlsCA: "cert.pem"} {
+	for name, file := range map[string]string{"tls.crt": "cert.pem", "tls.key": "key.pem", "ca.crt": "cert.pem"} {
 		if err := os.Symlink(file, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}

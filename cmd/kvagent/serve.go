@@ -94,7 +94,8 @@ func (s *serveSettings) agentConfig() (c agent.Config, o guests.Options, err err
 		Version: v, Pace: s.pace, CPUPacer: pace.New(s.pace, nil),
 	}
 	o = guests.Options{
-		KeepPercent: s.keepPercent, Ranks: s.eviction != evict.LRUName, Tokens: s.tokensFile(), History: history.New(),
+		KeepPercent: s.keepPercent, Ranks: s.eviction != evict.LRUName, Tokens: s.tiers.TokensFile(s.dramPath),
+		History: history.New(),
 	}
 	if len(s.http) > 0 {
 		o.HTTP.HTTP, o.HTTP.HTTPNames = s.http[0], s.http[1:]
@@ -119,9 +120,7 @@ func (s *serveSettings) check() error {
 			s.dramPath = path
 		}
 	}
-	var err error
-	s.tiers.state, err = s.stateDir()
-	return errors.Join(append(bad, err, s.tiers.check(), s.peers.check())...)
+	return errors.Join(append(bad, s.tiers.Check(s.socketDir), s.peers.Check())...)
 }
 
 // parseGroup parses a group's name or number; 0 is none.

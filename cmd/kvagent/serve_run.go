@@ -26,6 +26,7 @@ import (
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
 	"github.com/kvagent/kvagent/takeover"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // serve runs an agent until a signal ends it. It takes the directory first, so that a second agent
@@ -69,16 +70,19 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, device.Close(cudaipc.AllPeers)) }()
-	stack, closeTiers, err := openTiers(p, s, cfg.CPUPacer, log)
+	noSums := s.integrity == settings.IntegrityHeader
+	stack, closeTiers, err := s.tiers.Open(p, noSums, func(ctx context.Context, bytes int64) func() {
+		return cfg.CPUPacer.Await(ctx, pace.Behind, bytes)
+	}, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeTiers()) }()
-	others, err := openPeers(s, p, stack, &join.Peers, log)
+	others, err := s.peers.Open(p, stack, noSums, &join.Peers, log, agent.Rarely(log))
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, others.close()) }()
+	defer func() { err = errors.Join(err, others.Close()) }()
 	cfg.PeerAddress = join.Peers.Address
 	a, err := agent.New(cfg, stack, device, log)
 	if err != nil {
@@ -86,7 +90,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	joined := guests.Join(a, stack, join, log)
 	a.Plug(joined)
-	if err := others.serve(joined); err != nil {
+	if err := others.Serve(joined); err != nil {
 		return err
 	}
 	ctx, now, stop := untilSignal(ctx, log)
