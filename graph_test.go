@@ -85,7 +85,7 @@ var mayImport = map[string][]string{
 	"mockengine":        {"ipc", "cudaipc", "cudaipc/engine", "trace"},
 	"proof":             {"cudaipc", "cudaipc/...", "pool", "pool/dram", "transfer", "transfer/pace"},
 	"third_party/uplot": {},
-	"takeover":          {"agent/report", "ipc", "ipc/socketdir", "pool/dram"},
+	"takeover":          {"ipc/socketdir", "pool/dram"},
 	"lab":               {"lab/...", "settings"},
 	"lab/...":           {"..."},
 	"cmd/kvagent":       {"..."}, // but nothing of the lab: TestAgentLinksNoLab

@@ -30,7 +30,7 @@ func (a *Agent) Status() report.Status {
 		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.sessions.jobs(),
 		Stuck: len(a.registry.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), LookupFaults: lookupFaults(&a.sockets.counts), Pool: a.pool.Stats(),
-		Movers: a.movers(), Orphans: report.Orphans{PIDs: []int{}},
+		Movers: a.movers(), Abandoned: a.cfg.Abandoned,
 		Sample: report.SampleStatus{
 			Every: a.cfg.VerifySample, LastMismatch: *cmp.Or(a.workers.mismatch.Load(), new(string)),
 		},
@@ -53,9 +53,6 @@ func (a *Agent) Status() report.Status {
 	if a.tiers != nil {
 		report := a.tiers.Report()
 		s.Tiers = &report
-	}
-	if a.cfg.Orphans != nil {
-		s.Orphans = a.cfg.Orphans()
 	}
 	a.metrics.Fill(&s)
 	return s

@@ -74,11 +74,8 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	for i := range st.Movers {
 		printMover(t, &st.Movers[i])
 	}
-	if l := &st.Orphans; len(l.PIDs) > 0 || l.Cold != "" {
-		fmt.Fprintf(t, "orphans\tmovers %v of an earlier agent cannot be ended\n", l.PIDs)
-		if l.Cold != "" {
-			fmt.Fprintf(t, "\tthe pool started empty, in a new file: %s\n", l.Cold)
-		}
+	if st.Abandoned != "" {
+		fmt.Fprintf(t, "pool file\tabandoned, the pool started empty in a new one: %s\n", st.Abandoned)
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -148,10 +148,10 @@ type Node struct {
 // Open prepares to fetch from other agents into a stack of tiers and to serve them from its memory,
 // and sets what the guests know of them. An agent without a key or certificates is on its own. rare
 // drops like lines.
-func (s *Settings) Open(
+func (p *Settings) Open(
 	memory *dram.Pool, stack pool.Memory, noSums bool, part *guests.Peers, log, rare *zap.Logger,
 ) (*Node, error) {
-	auth, ok, err := s.auth()
+	auth, ok, err := p.auth()
 	if err != nil {
 		return nil, settings.Invalid(err)
 	}
@@ -159,21 +159,21 @@ func (s *Settings) Open(
 		return &Node{}, nil
 	}
 	out := &Node{}
-	if s.listen != "" {
-		if out.listener, err = net.Listen("tcp", s.listen); err != nil {
+	if p.listen != "" {
+		if out.listener, err = net.Listen("tcp", p.listen); err != nil {
 			return nil, fmt.Errorf("peer-listen: %w", err)
 		}
-		part.Address = s.address(out.listener.Addr())
+		part.Address = p.address(out.listener.Addr())
 		log.Info("peers", zap.Stringer("listen", out.listener.Addr()), zap.String("advertised", part.Address),
 			zap.Stringer("auth", auth))
 	}
 	o := Options{
-		Memory: memory, Slots: stack, Auth: auth, Allow: s.allow, Timeout: s.timeout,
+		Memory: memory, Slots: stack, Auth: auth, Allow: p.allow, Timeout: p.timeout,
 		NoSums: noSums,
 		Log:    func(peer, what string, err error) { rare.Warn(what, zap.String("peer", peer), zap.Error(err)) },
 	}
-	if s.rdma.protocol != "" {
-		if out.reads, err = s.openReads(part.Address, memory, log); err != nil {
+	if p.rdma.protocol != "" {
+		if out.reads, err = p.openReads(part.Address, memory, log); err != nil {
 			return nil, settings.Invalid(errors.Join(err, out.Close()))
 		}
 		o.Reader = out.reads
@@ -184,7 +184,7 @@ func (s *Settings) Open(
 	part.Fetch, part.Deliver = out.peering.Fetch, out.peering.Deliver
 	part.Leave, part.Stop = out.peering.Close, out.stop
 	part.Report = func() *admin.PeersStatus {
-		reads := admin.Reads{Protocol: s.rdma.protocol}
+		reads := admin.Reads{Protocol: p.rdma.protocol}
 		if out.reads != nil {
 			_, reads.Reason = out.reads.Exposed()
 		}
@@ -287,8 +287,8 @@ const pinWithin = 5 * time.Minute
 
 // openReads starts the helper that reads the memory of other agents. A library or device that the
 // machine lacks is no error: blocks are sent in frames then.
-func (s *Settings) openReads(address string, p *dram.Pool, log *zap.Logger) (*mooncake.Reads, error) {
-	r := &s.rdma
+func (p *Settings) openReads(address string, memory *dram.Pool, log *zap.Logger) (*mooncake.Reads, error) {
+	r := &p.rdma
 	host := r.host
 	if host == "" { // the name by which other nodes reach this one
 		host, _, _ = net.SplitHostPort(address) // empty: the host's own
@@ -299,10 +299,10 @@ func (s *Settings) openReads(address string, p *dram.Pool, log *zap.Logger) (*mo
 			return nil, err
 		}
 	}
-	base, fd := p.Arena()
+	base, fd := memory.Arena()
 	reads, err := mooncake.OpenReads(mooncake.ReadsOptions{
 		Protocol: r.protocol, Devices: r.devices, Host: host, Python: r.python,
-		Arena: mooncake.Memory{Base: base, FD: fd}, Within: 2 * s.timeout, SetupWithin: pinWithin,
+		Arena: mooncake.Memory{Base: base, FD: fd}, Within: 2 * p.timeout, SetupWithin: pinWithin,
 		OnState: func(reason error) {
 			if reason != nil {
 				log.Warn("peer-rdma is not there: blocks of other agents come in frames",

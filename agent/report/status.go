@@ -69,7 +69,8 @@ type Status struct {
 	Sockets    []string             `json:"lookup_sockets"`
 	Tiers      *pool.TierReport     `json:"tiers,omitempty"` // nil: memory alone
 	Movers     []cudaipc.MoverState `json:"movers"`
-	Orphans    Orphans              `json:"orphans"`
+	// Abandoned is why the pool's file was abandoned and the pool started empty; empty: it was not.
+	Abandoned string `json:"pool_file_abandoned,omitempty" metric:"pool_file_abandoned"`
 
 	Paces []pace.Report `json:"paces"` // of each device
 }
@@ -127,15 +128,6 @@ func (m *Metrics) Fill(st *Status) {
 	st.LookupOverUS = m.overMax.micros()
 	st.CleanupMaxMS = float64(m.CleanupMax.Load()) / float64(time.Millisecond)
 	st.Sample.Saves, st.Sample.Loads = m.Samples[transfer.Save].status(), m.Samples[transfer.Load].status()
-}
-
-// Orphans describes the movers of earlier agents of the socket directory.
-type Orphans struct {
-	Ended uint64 `json:"ended"` // movers that this agent ended, or that it saw end
-	// PIDs are movers that cannot be ended: each keeps the memory of the engines that it served.
-	PIDs []int `json:"pids" metric:"orphan_movers"`
-	// Cold is why the pool's file was abandoned and the pool started empty; empty: it was not.
-	Cold string `json:"cold" metric:"pool_file_abandoned"`
 }
 
 // SampleStatus is the end-to-end check of a sample of the blocks that are copied.

@@ -17,19 +17,14 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/settings"
-	"github.com/kvagent/kvagent/takeover"
 )
 
 // probeWithin is how long a start that needs no GPU waits for a driver of which the kernel lists no
 // GPU.
 const probeWithin = 5 * time.Second
 
-// moverKill and orphanKill replace the kill of this agent's movers and of orphans. Nil: SIGKILL.
-// Tests set them.
-var (
-	moverKill  func(*os.Process) error
-	orphanKill func(pidfd int) error
-)
+// moverKill replaces the kill of this agent's movers. Nil: SIGKILL. Tests set it.
+var moverKill func(*os.Process) error
 
 // moverCommand makes the command of a mover, which only serve starts.
 func moverCommand() *cobra.Command {
@@ -41,12 +36,11 @@ func moverCommand() *cobra.Command {
 }
 
 // openDevice opens the devices of this node over the pool's arena; the caller keeps its descriptor.
-func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Record, log *zap.Logger) (*node.Node,
-	error) {
+func openDevice(s *serveSettings, arenaFD int, size int64, log *zap.Logger) (*node.Node, error) {
 	kind := s.device
 	base := mover.Options{
 		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1,
-		Process: movers.Update, Kill: moverKill,
+		Kill: moverKill,
 	}
 	if kind != settings.DeviceHost {
 		if err := logGPUs(s, log); err != nil {

@@ -38,12 +38,12 @@ the YAML file of --config (socket-dir: ...), in this order of precedence.
 
 SIGTERM or SIGINT ends it: it refuses new jobs, waits at most --drain-timeout for running ones, notifies the
 engines and exits. After a second signal it does not wait for the jobs. A process that has not ended 15 s after that,
-such as a mover in a driver call that does not return, stays as an orphan: the next agent ends it, or runs without it.
+such as a mover in a driver call that does not return, stays, and the next agent starts with an empty pool.
 
 With --dram-path the pool is a file that outlives the agent: the next agent with that file has its blocks.
 
 Exit codes: 0 ended by a signal, or idle; 1 failed; 2 a setting is not allowed; 3 another agent serves the directory
-or has the pool's file; 4 ended, but jobs were cut off, or orphans remain.`,
+or has the pool's file; 4 ended, but jobs were cut off, or movers remain.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB
   kvagent serve --pool 64GiB --socket-group kv --http 127.0.0.1:9480
   KVAGENT_POOL=64GiB kvagent serve --config /etc/kvagent.yaml`,
@@ -178,7 +178,7 @@ func (b *endBound) watch(ctx, now context.Context, drain time.Duration, movers f
 		if !outlasts(ctx, now, drain, b.over) {
 			return
 		}
-		log.Error("the end takes too long: the agent exits at once, and processes that do not end become orphans",
+		log.Error("the end takes too long: the agent exits at once, and movers that do not end stay",
 			zap.Ints("movers", within(reportWithin, movers)), zap.Duration("waited", endWithin))
 		_ = log.Sync() // stderr has nothing to sync
 		os.Exit(exitCut)

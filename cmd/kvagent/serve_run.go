@@ -42,30 +42,25 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	end := newEndBound()
 	defer end.close() // after everything below is closed
-	orphans := takeover.NewOrphans(orphanKill, log)
-	take := takeover.New(takeoverWait, orphans, log)
+	take := takeover.New(takeoverWait, log)
 	if join.HTTP.Admin, err = take.Admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}
 	defer func() { _ = join.HTTP.Admin.Close() }() // the agent has closed it if it ran
-	orphans.End(ctx, cfg.Dir)
-	cfg.Orphans = orphans.Status
 	var pages sync.WaitGroup
 	defer pages.Wait() // after the pool is closed
-	p, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, join.History, log) })
+	p, abandoned, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) {
+		return openPool(s, join.History, log)
+	})
 	if err != nil {
 		return serveError(err)
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	logPool(p, s, log)
-	// Not earlier: until the pool is open, a successor needs the whole previous record.
-	movers := takeover.NewRecord(cfg.Dir, orphans.Running(), log)
+	cfg.Abandoned = abandoned
 	pages.Go(func() { logPages(p, log) })
 	_, fd := p.Arena()
-	watched, endWatch := context.WithCancel(ctx)
-	defer endWatch()
-	pages.Go(func() { orphans.Watch(watched, movers.Drop) })
-	device, err := openDevice(s, fd, p.Info().Bytes, movers, log)
+	device, err := openDevice(s, fd, p.Info().Bytes, log)
 	if err != nil {
 		return err
 	}
@@ -106,9 +101,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 		})
 	}
 	end.watch(ctx, now, s.drainTimeout, a.MoverPIDs, log)
-	err = a.Run(ctx, now, s.drainTimeout)
-	movers.Stop() // a successor may take the directory now; the movers end after this
-	return serveError(err)
+	return serveError(a.Run(ctx, now, s.drainTimeout))
 }
 
 // serveError adds the exit code to an error.

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		if os.Getenv(noKill) != "" {
 			endWithin = 3 * time.Second
-			orphanKill, moverKill = func(int) error { return nil }, func(*os.Process) error { return nil }
+			moverKill = func(*os.Process) error { return nil }
 		}
 		replaceLimits(os.Getenv(testLimits))
 		if len(os.Args) > 1 && slices.Contains([]string{"mock", "replay", "bench"}, os.Args[1]) {
@@ -166,6 +166,7 @@ func TestServeAndCommands(t *testing.T) {
 		!strings.Contains(out, "allowed: loads=on, loads=off") {
 		t.Errorf("set: %d %q", code, out)
 	}
+	t.Setenv(testLimits, "takeover=100ms")
 	if out, code = kvagentOutput(t, "serve", "--socket-dir", dir, "--pool", "16MiB"); code != exitHeld ||
 		!strings.Contains(out, "in use by process") {
 		t.Errorf("a second agent: %d %s", code, out)

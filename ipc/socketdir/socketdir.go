@@ -89,8 +89,7 @@ func onlySockets(dir string) bool {
 		return false
 	}
 	for _, e := range all {
-		if e.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(e.Name(), lockSuffix) && e.Name() != MoversFile &&
-			e.Name() != logFile {
+		if e.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(e.Name(), lockSuffix) && e.Name() != logFile {
 			return false
 		}
 	}
@@ -119,10 +118,6 @@ const (
 	Admin   = "admin.sock"
 	Lookup  = "lookup.sock"
 )
-
-// MoversFile is the file in the socket directory in which an agent records its movers for its
-// successor. No look-up socket can have the name.
-const MoversFile = ".movers"
 
 // logFile is the log of an agent that an engine has started (python/kvagent/starter.py).
 const logFile = "agent.log"
