@@ -60,11 +60,10 @@ var mayImport = map[string][]string{
 	"lookup":              {"pool"},
 	"transfer":            {"pool", "cudaipc", "transfer/pace"},
 	"transfer/pace":       {},
-	"agent": {"agent/contain", "agent/lease", "agent/ready", "agent/registration", "agent/report", "agent/share",
+	"agent": {"agent/lease", "agent/ready", "agent/registration", "agent/report", "agent/share",
 		"lookup", "transfer", "transfer/pace", "ipc", "ipc/socketdir", "ipc/peercred", "cudaipc", "pool", "connlimit"},
-	"agent/report":  {"cudaipc", "ipc", "pool", "transfer", "transfer/pace"},
-	"agent/contain": {},
-	"agent/share":   {},
+	"agent/report": {"cudaipc", "ipc", "pool", "transfer", "transfer/pace"},
+	"agent/share":  {},
 	"agent/guests": {"agent/admin", "agent/delivery", "agent/events", "agent/history", "agent/hints", "agent/raise",
 		"agent/report", "ipc", "lookup", "pool", "transfer"},
 	"agent/admin": {"agent/delivery", "agent/events", "agent/history", "agent/hints", "agent/page", "agent/report",
@@ -95,7 +94,7 @@ var mayImport = map[string][]string{
 // core are the packages that every request passes, and what they are made of. All others are
 // guests, which cmd/kvagent joins with it, or belong to a lab.
 var core = []string{
-	"agent", "agent/contain", "agent/lease", "agent/ready", "agent/registration", "agent/report", "agent/share",
+	"agent", "agent/lease", "agent/ready", "agent/registration", "agent/report", "agent/share",
 	"lookup", "transfer", "transfer/pace", "ipc", "ipc/...", "cudaipc", "cudaipc/...", "pool", "pool/dram",
 	"pool/dram/...", "takeover", "settings", "backoff", "connlimit", "crc32c", "pagefault", "secret",
 }

@@ -78,7 +78,7 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 	cfg.fill()
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, rare: Rarely(log), since: time.Now(),
-		metrics:  report.NewMetrics(endReasons[:], panicPlaces[:]),
+		metrics:  report.NewMetrics(endReasons[:]),
 		switches: newSwitches(), guests: noGuests{}, stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)

@@ -134,7 +134,7 @@ func (b *heldLoads) close() {
 
 // resume hands a load to the worker, if it is still held.
 func (h *heldLoad) resume() {
-	h.seat.session.protect(panicHeld, func() { h.seat.held.handOver(h) })
+	h.seat.held.handOver(h)
 }
 
 // cancel ends a load that was taken out of the table.

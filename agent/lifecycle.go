@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -193,4 +194,31 @@ func (a *Agent) logMovers() {
 		a.log.Info("mover", zap.String("name", m.Name), zap.String("device", m.Device), zap.Int("pid", m.PID),
 			zap.String("numa_node", m.Node))
 	}
+}
+
+// stuckWorkers describes the workers whose current step is older than Limits.Stuck.
+func (r *registry) stuckWorkers() (out []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.engines {
+		for _, st := range e.ranks {
+			if st == nil {
+				continue
+			}
+			if step, age := st.step(); age > r.limits.Stuck {
+				out = append(out, fmt.Sprintf("%s of instance %q (process %d): %s for %v", placeName(st.role, st.rank),
+					e.instance, st.session.pid, step, age.Round(time.Millisecond)))
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Live returns an error that names the stuck workers.
+func (a *Agent) Live() error {
+	if stuck := a.registry.stuckWorkers(); len(stuck) > 0 {
+		return errors.New("stuck: " + strings.Join(stuck, "; "))
+	}
+	return nil
 }

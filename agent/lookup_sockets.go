@@ -9,7 +9,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/contain"
 	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
@@ -94,7 +93,7 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 	k.engines.Store(&[]*engine{})
 	server, err := ipc.ListenLookup(ipc.LookupOptions{
 		Dir: l.cfg.Dir, Name: name, SocketGroup: l.cfg.SocketGroup, Boot: l.boot, Peers: l.peers, Counts: &l.counts,
-		OnMalformed: k.malformed, OnUnsent: k.unsent, OnPanic: k.panicked,
+		OnMalformed: k.malformed, OnUnsent: k.unsent,
 		OnAnswered: k.answered,
 	}, k.handle)
 	if err != nil {
@@ -166,17 +165,6 @@ func (k *lookupSock) unsent(reply ipc.LookupReply) {
 	if reply.Lease != 0 {
 		k.ledger.TakeBack(reply.Lease)
 	}
-}
-
-// panicked logs a panic of a look-up; the client is still answered, or its connection ends. A panic
-// over shared state is raised again.
-func (k *lookupSock) panicked(value any) {
-	if where := contain.SharedOnStack(); where != "" {
-		k.log.Error("look-up panicked over shared state: the process ends", zap.String("socket", k.name),
-			zap.String("in", where), zap.Any("value", value))
-		panic(value)
-	}
-	k.log.Error("look-up handler panicked", zap.String("socket", k.name), zap.Any("value", value), zap.Stack("stack"))
 }
 
 // publishLocked publishes to the handler which engines named the socket.

@@ -63,10 +63,9 @@ const (
 	endSlow      = "slow"      // the peer did not read, or left a frame unfinished
 	endShutdown  = "shutdown"  // the agent ends
 	endDevice    = "device"    // the process that had the peer's memory open was lost
-	endPanic     = "panic"     // a defect of the agent: see protect
 )
 
-var endReasons = [...]string{endPeer, endHandshake, endMalformed, endLimit, endSlow, endShutdown, endDevice, endPanic}
+var endReasons = [...]string{endPeer, endHandshake, endMalformed, endLimit, endSlow, endShutdown, endDevice}
 
 // terminate ends the session. Only the first call counts.
 func (s *session) terminate(reason string, code uint8, detail error) {
@@ -80,10 +79,10 @@ func (s *session) terminate(reason string, code uint8, detail error) {
 func (s *session) run() {
 	var joins sync.WaitGroup
 	written := make(chan struct{})
-	joins.Go(func() { s.protect(panicReader, s.read) })
+	joins.Go(s.read)
 	joins.Go(func() {
 		defer close(written)
-		s.protect(panicWriter, s.write)
+		s.write()
 	})
 	select {
 	case <-s.conn.Dead():

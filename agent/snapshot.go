@@ -60,9 +60,9 @@ func (a *Agent) Status() report.Status {
 
 // lookupFaults returns the counters of what went wrong, by name.
 func lookupFaults(c *ipc.LookupCounts) map[string]uint64 {
-	out := map[string]uint64{"panic": c.Panics.Load(), "unsent": c.Unsent.Load(), "connection": c.Dropped.Load()}
+	out := map[string]uint64{"unsent": c.Unsent.Load(), "connection": c.Dropped.Load()}
 	for reason := range c.Reasons {
-		out[ipc.Reason(reason).String()] += c.Reasons[reason].Load() // of a decoder that panics, too
+		out[ipc.Reason(reason).String()] = c.Reasons[reason].Load()
 	}
 	return out
 }

@@ -45,7 +45,7 @@ func (w *workers) start(st *seat) error {
 		Integrity: w.cfg.Integrity, Sampling: w.sampling(st),
 		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.guests.Awaited(space) },
 		Refusable: w.tiers == nil, // else tiers below memory are to have what is saved
-		Limits:    w.cfg.Limits.Transfer, Complete: st.session.complete,
+		Limits:    w.cfg.Limits.Transfer, Complete: st.session.report,
 	})
 	if err != nil {
 		return fmt.Errorf("segments: %w", err)

@@ -149,7 +149,8 @@ func Encode(dst []byte, version uint32, msg any) ([]byte, error) {
 
 // Decode reads one frame. It returns a pointer to one of the session's messages, whose byte slices
 // lie in frame, or a *MalformedError. Encode writes what Decode accepts as the same bytes.
-func Decode(version uint32, frame []byte) (any, error) {
+func Decode(version uint32, frame []byte) (read any, err error) {
+	defer Guard(&err)
 	w := wire{decoding: true, version: version, buf: frame, message: "message"}
 	w.checkVersion()
 	if len(frame) > MaxFrame {

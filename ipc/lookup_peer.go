@@ -56,7 +56,6 @@ func (p *lookupPeer) run() {
 	defer p.s.leave(p)
 	defer p.nc.Close()
 	defer p.settle()
-	defer p.contain()
 	err := p.greet()
 	if err == nil {
 		for _, place := range p.places {
@@ -65,23 +64,22 @@ func (p *lookupPeer) run() {
 	}
 	for err == nil {
 		p.begun = p.in.r < p.in.w
-		if err = p.in.next(); err == nil {
+		if err = p.next(); err == nil {
 			err = p.answer()
 		}
 		p.settle()
 	}
-	if errors.Is(err, errZMTP) || errors.Is(err, os.ErrDeadlineExceeded) && !p.s.ending() {
+	if errors.Is(err, errZMTP) || errors.As(err, new(*MalformedError)) ||
+		errors.Is(err, os.ErrDeadlineExceeded) && !p.s.ending() {
 		p.s.o.Counts.Dropped.Add(1)
 		p.s.malformed(err)
 	}
 }
 
-// contain ends this connection, and no other, if a message makes its reader panic.
-func (p *lookupPeer) contain() {
-	if v := recover(); v != nil {
-		p.s.o.Counts.Dropped.Add(1)
-		p.s.panicked(v)
-	}
+// next reads a message. One that makes its reader panic ends the connection.
+func (p *lookupPeer) next() (err error) {
+	defer Guard(&err)
+	return p.in.next()
 }
 
 // settle ends a message: it clears the deadline and releases large memory.
@@ -185,7 +183,7 @@ func (p *lookupPeer) command(body []byte) error {
 func (p *lookupPeer) answer() error {
 	f := &p.in.message
 	enveloped := f.Len() > 0 && len(f.At(0)) == 0
-	bad := p.read(f, enveloped)
+	bad := p.parse(f, enveloped)
 	a := LookupReply{Status: LookupMalformed, Boot: p.s.o.Boot}
 	if bad == nil {
 		a = p.s.handle(&p.request)
@@ -207,26 +205,15 @@ func (p *lookupPeer) answer() error {
 			p.s.o.OnUnsent(a)
 		}
 	}
-	if bad == nil {
-		p.s.answered(&p.request, &a)
+	if bad == nil && p.s.o.OnAnswered != nil {
+		p.s.o.OnAnswered(&p.request, &a)
 	}
 	return err
 }
 
-// read parses a message; one that makes the parser panic is malformed, and of no form.
-func (p *lookupPeer) read(f *Frames, enveloped bool) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			p.request, p.parser = LookupRequest{}, Parser{}
-			err = &MalformedError{ReasonPanic, "look-up", "",
-				"it makes the reader panic, which is a defect of the agent"}
-			p.s.panicked(v)
-		}
-	}()
-	return p.parse(f, enveloped)
-}
-
-func (p *lookupPeer) parse(f *Frames, enveloped bool) error {
+// parse reads a message as a request.
+func (p *lookupPeer) parse(f *Frames, enveloped bool) (err error) {
+	defer Guard(&err)
 	if !enveloped {
 		p.request = LookupRequest{}
 		return &MalformedError{ReasonEnvelope, "look-up", "", "no empty frame before the request, as REQ sends it"}
@@ -275,7 +262,6 @@ const Reasons = int(numReasons)
 
 // LookupCounts counts what went wrong at some look-up sockets.
 type LookupCounts struct {
-	Panics  atomic.Uint64          // of the handler, and of the reading of messages
 	Unsent  atomic.Uint64          // answers to peers that had disconnected or did not read
 	Dropped atomic.Uint64          // connections closed: no ZMTP, beyond one of its limits, or too many
 	Waited  atomic.Uint64          // times that a connection had to wait for a descriptor

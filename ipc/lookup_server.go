@@ -49,10 +49,7 @@ type LookupOptions struct {
 	// next request is read. It keeps nothing of the request. Several calls may run at once, and
 	// concurrently with the handler.
 	OnAnswered func(*LookupRequest, *LookupReply)
-	// OnPanic, if set, is called for every panic of the handler, and of the reading of a message,
-	// on the stack that panicked. If OnPanic itself panics, the process ends.
-	OnPanic func(value any)
-	Counts  *LookupCounts // several servers may share it; nil: one of its own
+	Counts     *LookupCounts // several servers may share it; nil: one of its own
 	// Peers limits the connections to several servers together, as MaxLookupPeers does those of
 	// one; nil: nothing does.
 	Peers *connlimit.Limit
@@ -184,38 +181,12 @@ func (s *LookupServer) ending() bool {
 	}
 }
 
-// handle calls the handler; a panic of it is answered as an overload.
-func (s *LookupServer) handle(r *LookupRequest) (a LookupReply) {
+// handle calls the handler.
+func (s *LookupServer) handle(r *LookupRequest) LookupReply {
 	arrived := time.Now()
 	s.turn.Lock()
 	defer s.turn.Unlock()
-	defer func() {
-		if v := recover(); v != nil {
-			a = LookupReply{Status: LookupOverloaded, Boot: s.o.Boot}
-			s.panicked(v)
-		}
-	}()
 	return s.handler(r, arrived)
-}
-
-// answered reports an answer. A panic costs the report.
-func (s *LookupServer) answered(r *LookupRequest, a *LookupReply) {
-	defer func() {
-		if v := recover(); v != nil {
-			s.panicked(v)
-		}
-	}()
-	if s.o.OnAnswered != nil {
-		s.o.OnAnswered(r, a)
-	}
-}
-
-// panicked counts and reports a recovered panic.
-func (s *LookupServer) panicked(value any) {
-	s.o.Counts.Panics.Add(1)
-	if s.o.OnPanic != nil {
-		s.o.OnPanic(value)
-	}
 }
 
 // malformed counts and reports a malformed request.

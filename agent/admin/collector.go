@@ -152,10 +152,9 @@ var families = map[string]string{
 	"jobs":               "Jobs whose completion is not reported yet.",
 	"workers_stuck":      "Workers whose current step is older than 90 s.",
 
-	"registrations_total":  "Registrations by result, and peers that were kept out: not allowed, or one too many.",
-	"session_ends_total":   "Session sockets that ended, by reason.",
-	"session_panics_total": "Panics that ended the session they occurred in, by place.",
-	"resets_total":         "New weights epochs: begun here, adopted from another node, or repeated after a collision.",
+	"registrations_total": "Registrations by result, and peers that were kept out: not allowed, or one too many.",
+	"session_ends_total":  "Session sockets that ended, by reason.",
+	"resets_total":        "New weights epochs: begun here, adopted from another node, or repeated after a collision.",
 
 	"lookups_total":       "Look-ups by the status of their answer.",
 	"lookup_hits_total":   "Look-ups answered with more than 0 tokens.",

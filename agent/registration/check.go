@@ -26,7 +26,8 @@ const (
 // Check checks a REGISTER against docs/PROTOCOL.md, beyond the ranges of single fields, which
 // package ipc has checked. Its errors name the field, the value and what is allowed; they are the
 // text of the refusal.
-func Check(r *ipc.Register, dir string) error {
+func Check(r *ipc.Register, dir string) (err error) {
+	defer ipc.Guard(&err)
 	if strings.ContainsFunc(r.Instance, func(c rune) bool { return c < ' ' || c == 0x7f }) {
 		return fmt.Errorf("instance: %q, allowed: UTF-8 without control characters", r.Instance)
 	}

@@ -66,7 +66,8 @@ func (r *Gathering) Complete() bool { return r.Left.Regions == 0 && r.Left.Segme
 
 // AddRegions adds one REGIONS message, with as many descriptors as it names. It owns them from the
 // call on, even if it panics.
-func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) error {
+func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) (err error) {
+	defer ipc.Guard(&err)
 	defer func() { CloseFDs(fds) }() // closes those that no piece owns
 	if left := r.Left.Regions; !Take(&r.Left.Regions, len(m.List)) {
 		return fmt.Errorf("regions: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Regions)
@@ -159,7 +160,8 @@ func (r *Gathering) checkGPU(d *ipc.RegionDesc) error {
 }
 
 // AddSegments adds one SEGMENTS message.
-func (r *Gathering) AddSegments(m *ipc.Segments) error {
+func (r *Gathering) AddSegments(m *ipc.Segments) (err error) {
+	defer ipc.Guard(&err)
 	if left := r.Left.Segments; !Take(&r.Left.Segments, len(m.List)) {
 		return fmt.Errorf("segments: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Segments)
 	}
@@ -177,6 +179,7 @@ func (r *Gathering) AddSegments(m *ipc.Segments) error {
 // Layouts checks that every block of every group lies in its regions, and returns where those of
 // each shard held lie, and by shard and group the bytes of one block.
 func (r *Gathering) Layouts() (held []transfer.Held, sizes [][]uint32, err error) {
+	defer ipc.Guard(&err)
 	for i, shard := range r.Msg.Held {
 		layout, bytes, err := r.layout(r.segments[i])
 		if err != nil {

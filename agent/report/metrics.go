@@ -48,7 +48,6 @@ type Metrics struct {
 
 	Registrations map[string]*Counter `metric:"registrations_total" label:"result"`
 	SessionEnds   map[string]*Counter `metric:"session_ends_total" label:"reason"`
-	Panics        map[string]*Counter `metric:"session_panics_total" label:"where"`
 	Resets        Counter             `metric:"resets_total{origin=here}"`
 	CleanupMax    MaxDuration
 	Cleanup       prometheus.Histogram
@@ -84,15 +83,14 @@ func LookupStatusName(s ipc.LookupStatus) string {
 	return fmt.Sprint(int(s))
 }
 
-// NewMetrics makes the counters, with the agent's labels for the reasons of session ends and the
-// places of panics.
-func NewMetrics(endReasons, panicPlaces []string) *Metrics {
+// NewMetrics makes the counters, with the agent's labels for the reasons of session ends.
+func NewMetrics(endReasons []string) *Metrics {
 	m := &Metrics{
 		Registry:      prometheus.NewRegistry(),
 		LookupStatus:  series(lookupStatusNames[:]...),
 		Registrations: series(ResultDone, ResultRefused, ResultClash, ResultKeptOut),
-		SessionEnds:   series(endReasons...), Panics: series(panicPlaces...),
-		Samples: [2]SampleCounters{transfer.Save: {Op: "save"}, transfer.Load: {Op: "load"}},
+		SessionEnds:   series(endReasons...),
+		Samples:       [2]SampleCounters{transfer.Save: {Op: "save"}, transfer.Load: {Op: "load"}},
 		late: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "kvagent_lookup_over_deadline_seconds",
 			Help: "Time by which a look-up missed its deadline, counted from when the agent read it; only late ones " +

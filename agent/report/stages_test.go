@@ -10,7 +10,7 @@ import (
 // TestStagesOfJobs expects quantiles as precise as the buckets, of jobs that copied alone, and that
 // recording a job allocates nothing.
 func TestStagesOfJobs(t *testing.T) {
-	m := NewMetrics(nil, nil)
+	m := NewMetrics(nil)
 	for _, s := range m.Stages.status() {
 		if s.Jobs != 0 || s.P50MS != 0 || s.P99MS != 0 {
 			t.Errorf("%+v before any job", s)
@@ -39,7 +39,7 @@ func TestStagesOfJobs(t *testing.T) {
 
 // TestFarthestBeyondItsDeadline expects the greatest miss of a deadline to be kept.
 func TestFarthestBeyondItsDeadline(t *testing.T) {
-	m := NewMetrics(nil, nil)
+	m := NewMetrics(nil)
 	if m.CountTime(time.Millisecond, time.Millisecond) || m.overMax.Load() != 0 {
 		t.Errorf("in time: %v us", m.overMax.micros())
 	}
