@@ -120,7 +120,7 @@ func (s *session) greet() error {
 		Boot: s.owner.boot, Session: s.number, MaxFrame: ipc.MaxFrame, MaxJobBlocks: ipc.MaxJobBlocks,
 		MaxQueue: uint32(s.owner.cfg.Limits.Transfer.Queue), LeaseBytes: uint64(s.owner.cfg.LeaseBytes),
 		Peer: s.owner.cfg.PeerAddress,
-	}, ipc.MinVersion, ipc.Version)
+	})
 	if err != nil {
 		return err
 	}

@@ -20,12 +20,12 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	check(t, err)
 	defer func() { check(t, raw.Close()) }()
 	frame := func(m any) []byte {
-		f, err := ipc.Encode(make([]byte, 4), ipc.Version, m)
+		f, err := ipc.Encode(make([]byte, 4), m)
 		check(t, err)
 		f[2], f[3] = byte((len(f)-4)>>8), byte(len(f)-4)
 		return f
 	}
-	_, err = raw.Write(frame(&ipc.Hello{MinVersion: ipc.MinVersion, MaxVersion: ipc.Version}))
+	_, err = raw.Write(frame(&ipc.Hello{MinVersion: ipc.Version, MaxVersion: ipc.Version}))
 	check(t, err)
 	// The answer of each has 8 KiB: a socket's buffers are full soon.
 	many := frame(&ipc.Save{Job: 1, Event: ipc.None, Revoke: ipc.None,

@@ -95,7 +95,7 @@ func (st *seat) status() report.WorkerStatus {
 	s := st.session
 	ws := report.WorkerStatus{
 		Session: s.number, Role: "worker", Rank: st.rank, Shards: st.shards, PID: s.pid, Software: s.software,
-		Version: s.conn.Version(), Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
+		Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
 	}
 	if st.role == ipc.RoleScheduler {
 		ws.Role = "scheduler"

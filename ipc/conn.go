@@ -37,7 +37,6 @@ type Conn struct {
 	peer     peercred.Cred
 	pidfd    *os.File // nil: none
 	accepted bool     // this is the agent's end
-	version  atomic.Uint32
 	times    struct{ send, frame, grace time.Duration }
 
 	send struct {
@@ -61,10 +60,10 @@ type Conn struct {
 	close    sync.Once
 }
 
-// newConn takes over uc. With accepted, at the agent's end, the death of the peer's process ends
+// NewConn takes over uc. With accepted, at the agent's end, the death of the peer's process ends
 // Recv. At a client's end only the end of the socket does, because it proves that no process
 // touches the client's memory any more.
-func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
+func NewConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
 	raw, err := uc.SyscallConn()
 	if err != nil {
 		uc.Close()
@@ -78,7 +77,6 @@ func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
 	c := &Conn{uc: uc, peer: peer, pidfd: peercred.Watchable(pidfd), accepted: accepted}
 	c.backlog.raw = raw
 	c.times.send, c.times.frame, c.times.grace = SendTimeout, FrameTimeout, stallGrace
-	c.version.Store(MinVersion)
 	c.dead.ch = make(chan struct{})
 	c.recv.oob = make([]byte, unix.CmsgSpace(4*MaxRegionsMessage))
 	if exited {
@@ -139,9 +137,6 @@ func (c *Conn) Cause() error {
 // Peer returns the identity of the process at the other end.
 func (c *Conn) Peer() peercred.Cred { return c.peer }
 
-// Version returns the version in use: MinVersion until the handshake has ended.
-func (c *Conn) Version() uint32 { return c.version.Load() }
-
 // Hold returns another descriptor of this end of the socket, which the caller owns. Until it is
 // closed the peer does not see the socket's end, whatever becomes of c.
 func (c *Conn) Hold() (int, error) {
@@ -201,7 +196,7 @@ func (c *Conn) receive(idle time.Duration) (msg any, fds []int, err error) {
 	}
 	frame, fds, err := c.readFrame(idle)
 	if err == nil {
-		msg, err = Decode(c.Version(), frame)
+		msg, err = Decode(frame)
 	}
 	if err == nil && descriptors(msg) != len(fds) {
 		err = &MalformedError{ReasonDescriptors, messages[frame[1]].name, "descriptors",
@@ -336,7 +331,7 @@ func (c *Conn) Send(msg any, fds ...int) error {
 	if c.send.err != nil {
 		return c.send.err
 	}
-	frame, err := Encode(append(c.send.buf[:0], 0, 0, 0, 0), c.Version(), msg)
+	frame, err := Encode(append(c.send.buf[:0], 0, 0, 0, 0), msg)
 	if err != nil {
 		return err
 	}

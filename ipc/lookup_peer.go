@@ -226,7 +226,6 @@ func (p *lookupPeer) parse(f *Frames, enveloped bool) (err error) {
 	if body.Len() > 0 {
 		head := body.At(0)
 		p.request.Form = detectForm(p.in.frames-delimiterFrames, head, len(head))
-		p.request.Version = ownVersion(p.request.Form, head)
 	}
 	return &MalformedError{ReasonTooLarge, "look-up", "", fmt.Sprintf("%d frames, %d bytes, allowed is 1 to %d and %d",
 		p.in.frames-delimiterFrames, p.in.bytes, MaxLookupFrames, MaxLookupBytes)}

@@ -131,9 +131,9 @@ func TestLookupLimits(t *testing.T) {
 		return all
 	}
 	hash, tokens := run(0, 32), []byte{1, 0, 0, 0, 0, 0, 0, 0}
-	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: Version})[0]
+	own := encodeRequest(&LookupRequest{Form: FormOwn})[0]
 	zero4, zero8 := make([]byte, 4), make([]byte, 8)
-	malformedOwn := AppendReply(nil, &LookupRequest{Form: FormOwn, Version: Version},
+	malformedOwn := AppendReply(nil, &LookupRequest{Form: FormOwn},
 		LookupReply{Status: LookupMalformed, Boot: testBoot})
 	most := binary.LittleEndian.AppendUint64(nil, MaxLookupFrames-1)
 	for _, v := range []struct {
@@ -160,7 +160,7 @@ func TestLookupLimits(t *testing.T) {
 		{"no delimiter", [][]byte{own}, [][]byte{zero4}, ReasonEnvelope},
 		{"no delimiter, two frames", [][]byte{{0, 0, 0, 1}, {0x90}}, [][]byte{zero4}, ReasonEnvelope},
 		{"delimiter alone", [][]byte{{}}, [][]byte{{}, zero4}, ReasonFrames},
-		{"proper", [][]byte{{}, own}, [][]byte{{}, AppendReply(nil, &LookupRequest{Form: FormOwn, Version: Version},
+		{"proper", [][]byte{{}, own}, [][]byte{{}, AppendReply(nil, &LookupRequest{Form: FormOwn},
 			LookupReply{Boot: testBoot})}, numReasons},
 	} {
 		before := s.Counters()
@@ -252,7 +252,7 @@ func TestReaderPanics(t *testing.T) {
 	p := &lookupPeer{s: &LookupServer{o: LookupOptions{Counts: &LookupCounts{}}}}
 	for name, read := range map[string]func() error{
 		"session": func() error {
-			_, err := Decode(Version, []byte{mpArray | 2, mpUint8, math.MaxUint8, 0})
+			_, err := Decode([]byte{mpArray | 2, mpUint8, math.MaxUint8, 0})
 			return err
 		},
 		"look-up": func() error { // a frame beyond the message's end
@@ -333,7 +333,7 @@ func TestAnswersWaitForAClientThatReadsLate(t *testing.T) {
 	if err := dealer.Connect("ipc://" + s.Path()); err != nil {
 		t.Fatal(err)
 	}
-	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: Version})[0]
+	own := encodeRequest(&LookupRequest{Form: FormOwn})[0]
 	for range requests {
 		if _, err := dealer.SendMessage([]byte{}, own); err != nil {
 			t.Fatal(err)
@@ -368,7 +368,7 @@ func TestAnswersNobodyReads(t *testing.T) {
 	}
 	l := dialLookup(t, s.Path())
 	defer l.Close()
-	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: Version})[0]
+	own := encodeRequest(&LookupRequest{Form: FormOwn})[0]
 	for deadline := time.Now().Add(2 * testTimeout); s.Counters().Unsent == 0; {
 		for err = nil; err == nil; {
 			_, err = dealer.SendMessageDontwait([]byte{}, own)

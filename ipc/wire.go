@@ -13,7 +13,6 @@ import (
 // changes the message, so several goroutines may encode one message.
 type wire struct {
 	decoding bool
-	version  uint32
 	buf      []byte // decoding: what is left to read; encoding: what is written, after the caller's bytes
 	message  string
 	list     string // decoding or encoding an element of this list
@@ -242,7 +241,7 @@ const (
 	ReasonRange                     // a number or the length of a field out of its range
 	ReasonHex                       // a hash that is not lower-case hex of even length
 	ReasonLengths                   // lengths that contradict each other
-	ReasonVersion                   // a version, or a message, that this version lacks
+	ReasonVersion                   // a version, or a message, that there is not
 	ReasonText                      // a str that is not UTF-8
 	ReasonDescriptors               // another number of descriptors than the message names
 	ReasonPanic                     // see Guard

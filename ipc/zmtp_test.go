@@ -141,12 +141,12 @@ func TestLookupHandshakeRefused(t *testing.T) {
 func TestLookupPing(t *testing.T) {
 	s := serveLookups(t, socketDir(t), "lookup", echoHandler)
 	nc := dialRaw(t, s.Path())
-	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: Version})[0]
+	own := encodeRequest(&LookupRequest{Form: FormOwn})[0]
 	ping, want := zmtpFrame(zmtpCommand, []byte("\x04PING\x00\x0ahere")), zmtpFrame(zmtpCommand, []byte("\x04PONGhere"))
 	nc.Write(bytes.Join([][]byte{ping, {zmtpMore, 0}, ping, zmtpFrame(0, own)}, nil))
 	want = append(want, want...)
 	want = append(want, zmtpMore, 0)
-	reply := AppendReply(nil, &LookupRequest{Form: FormOwn, Version: Version}, LookupReply{Boot: testBoot})
+	reply := AppendReply(nil, &LookupRequest{Form: FormOwn}, LookupReply{Boot: testBoot})
 	want = append(want, zmtpFrame(0, reply)...)
 	got := make([]byte, len(want))
 	if _, err := io.ReadFull(nc, got); err != nil || !bytes.Equal(got, want) {
@@ -174,7 +174,7 @@ func TestLookupCloseAnswers(t *testing.T) {
 	<-s.closing
 	close(goOn)
 	<-ended
-	want := AppendReply(nil, &LookupRequest{Form: FormOwn, Version: Version}, LookupReply{Tokens: 7})
+	want := AppendReply(nil, &LookupRequest{Form: FormOwn}, LookupReply{Tokens: 7})
 	if got := closed(t, nc); !bytes.HasSuffix(got, want) || len(got) == 0 {
 		t.Errorf("answer %x, want %x", got, want)
 	}

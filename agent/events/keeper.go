@@ -47,7 +47,7 @@ type keeper struct {
 	resting <-chan time.Time // nil: what failed may be tried again
 }
 
-// tokenFile is a log of BLOCK_TOKENS as on the wire, in version 3, each after its length and
+// tokenFile is a log of BLOCK_TOKENS as on the wire, each after its length and
 // CRC-32C as u32 LE. A reader stops at the first one that is not whole: the process was killed
 // while it wrote it. Nothing depends on their order, and a block may be in several.
 type tokenFile struct {
@@ -56,9 +56,8 @@ type tokenFile struct {
 }
 
 const (
-	recordHead    = 8
-	recordVersion = 3
-	newSuffix     = ".new" // of a file's name while it is made anew
+	recordHead = 8
+	newSuffix  = ".new" // of a file's name while it is made anew
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -257,7 +256,7 @@ func (sp *space) takeUnkept() (out []byte, err error) {
 // appendRecord appends a record to dst.
 func appendRecord(dst []byte, m *ipc.BlockTokens) ([]byte, error) {
 	at := len(dst)
-	out, err := ipc.Encode(append(dst, make([]byte, recordHead)...), recordVersion, m)
+	out, err := ipc.Encode(append(dst, make([]byte, recordHead)...), m)
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +287,7 @@ func readRecords(from io.Reader, found func(*ipc.BlockTokens)) (end int64, err e
 		if crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(head[4:]) {
 			return end, nil
 		}
-		if m, err := ipc.Decode(recordVersion, body); err == nil {
+		if m, err := ipc.Decode(body); err == nil {
 			if said, ok := m.(*ipc.BlockTokens); ok {
 				found(said)
 			}

@@ -97,7 +97,6 @@ type WorkerStatus struct {
 	Shards     []uint32 `json:"shards"` // of each block that a worker holds
 	PID        int      `json:"pid"`
 	Software   string   `json:"software"`
-	Version    uint32   `json:"protocol_version"`
 	Registered bool     `json:"registered"`
 	Regions    int      `json:"regions"`
 	Jobs       int      `json:"jobs"`       // not reported yet

@@ -105,8 +105,8 @@ func versionCommand() *cobra.Command {
 		Args:  settings.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v, revision := build()
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "kvagent %s (commit %s), %s %s/%s, session protocol %d to %d\n", v,
-				revision, runtime.Version(), runtime.GOOS, runtime.GOARCH, ipc.MinVersion, ipc.Version)
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "kvagent %s (commit %s), %s %s/%s, session protocol %d\n", v,
+				revision, runtime.Version(), runtime.GOOS, runtime.GOARCH, ipc.Version)
 			return err
 		},
 	}

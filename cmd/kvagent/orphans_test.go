@@ -16,6 +16,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -44,8 +45,7 @@ type testWorker struct {
 
 func joinWorker(t *testing.T, dir string) *testWorker {
 	t.Helper()
-	conn, _, err := ipc.DialSession(t.Context(), filepath.Join(dir, socketdir.Session), "test", ipc.MinVersion,
-		ipc.Version)
+	conn, _, err := mockengine.DialSession(t.Context(), filepath.Join(dir, socketdir.Session), "test")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool/peer"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/servertest"
@@ -90,7 +91,7 @@ type twoNodes struct {
 	prefill        *exec.Cmd
 	pDir, dDir     string
 	saves, decodes *testWorker
-	look           *ipc.LookupClient
+	look           *mockengine.LookupClient
 	address        string // of the prefill engine's agent; empty: it has none
 	jobs           uint64
 	hashes         []byte
@@ -123,7 +124,7 @@ func startTwoNodes(t *testing.T, prefill, decode []string) *twoNodes {
 	n.prefill, n.pDir, _ = startServe(t, prefill...)
 	_, n.dDir, _ = startServe(t, decode...)
 	n.saves, n.decodes = joinWorker(t, n.pDir), joinWorker(t, n.dDir)
-	n.look = ipc.DialLookup(filepath.Join(n.dDir, socketdir.Lookup))
+	n.look = mockengine.DialLookup(filepath.Join(n.dDir, socketdir.Lookup))
 	t.Cleanup(func() { _ = n.look.Close() })
 	if p := statusOf(t, n.pDir).Peers; p != nil {
 		n.address = p.Address

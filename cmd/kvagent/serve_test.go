@@ -291,7 +291,7 @@ func TestCommandsOfAStranger(t *testing.T) {
 		{[]string{"serve", "--nonsense"}, exitConfig, "unknown flag: --nonsense"},
 		{[]string{"serve", "--pool", "2"}, exitConfig, "allowed: 64KiB to 2TiB"},
 		{[]string{"serve", "--socket-dir", "/" + strings.Repeat("d", 94)}, exitConfig, "allowed: 1 to 94"},
-		{[]string{"version"}, 0, "session protocol 3 to 3"},
+		{[]string{"version"}, 0, "session protocol 3\n"},
 		{[]string{"completion", "bash"}, 0, "kvagent"},
 		{[]string{"set"}, exitConfig, "requires at least 1 arg"},
 	} {

@@ -36,7 +36,6 @@ const (
 	maxPolicyBlocks    = 10_000_000
 	defaultPolicyBlock = 10_000
 	defaultPolicySeed  = 1
-	defaultHints       = 0.9
 )
 
 // policySettings are the settings of bench policy.
@@ -46,14 +45,11 @@ type policySettings struct {
 	seed       uint64
 	capacities []int
 	json       bool
-	plot       string
-	precision  float64
-	recall     float64
 }
 
 func policyCommand() *cobra.Command {
 	s := policySettings{
-		capacities: []int{defaultPolicyBlock}, seed: defaultPolicySeed, precision: defaultHints, recall: defaultHints,
+		capacities: []int{defaultPolicyBlock}, seed: defaultPolicySeed,
 	}
 	cmd := &cobra.Command{
 		Use:   "policy [--trace FILE] [--workload NAME]",
@@ -73,11 +69,6 @@ measured with shared caches.`,
 	f.Uint64Var(&s.seed, "seed", s.seed,
 		"seed of generated workloads, and of the hashes of keys, on which the default policy depends a little; "+
 			"for these 0 means 1")
-	f.StringVar(&s.plot, "plot", "",
-		"file for an SVG of hit rates against capacities, also of ARC, S3-FIFO, and the default policy with facts and "+
-			"hints; nothing else is measured then")
-	f.Float64Var(&s.precision, "hint-precision", s.precision, "share of the hints that are true, 0 to 1, for --plot")
-	f.Float64Var(&s.recall, "hint-recall", s.recall, "share of the requests with a hint, 0 to 1, for --plot")
 	f.IntSliceVar(&s.capacities, "capacity-blocks", s.capacities,
 		fmt.Sprintf("blocks the pool holds, 1 to %d; several separated by commas", maxPolicyBlocks))
 	return cmd
@@ -88,11 +79,7 @@ func (s *policySettings) run(out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if s.plot != "" {
-		return s.writePlot(makers[0]())
-	}
-	rows := measurePolicies(makers, s.capacities)
-	return s.print(out, rows)
+	return s.print(out, measurePolicies(makers, s.capacities))
 }
 
 func (s *policySettings) print(out io.Writer, rows []policyReport) error {
@@ -115,12 +102,6 @@ func (s *policySettings) streams() ([]streamMaker, error) {
 	}
 	if s.trace == "" && s.workload == "" {
 		return nil, errors.New("--trace or --workload must be given")
-	}
-	if !(s.precision >= 0 && s.precision <= 1 && s.recall >= 0 && s.recall <= 1) {
-		return nil, fmt.Errorf("--hint-precision is %g and --hint-recall %g, must be 0 to 1", s.precision, s.recall)
-	}
-	if s.plot != "" && (s.trace != "" && s.workload != "" || s.workload == "all") {
-		return nil, errors.New("--plot is of one trace or workload")
 	}
 	var makers []streamMaker
 	if s.trace != "" {

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
 	"os"
 	"path/filepath"
@@ -37,36 +36,6 @@ func policyTrace(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return file
-}
-
-// TestPlotOfPolicies draws a plot, and reads it as XML: a line for each policy.
-func TestPlotOfPolicies(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "plot.svg")
-	cmd := policyCommand()
-	cmd.SetArgs([]string{"--trace", policyTrace(t), "--plot", file, "--capacity-blocks", "40,10,20"})
-	if err := cmd.Execute(); err != nil {
-		t.Fatal(err)
-	}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var plot struct {
-		Lines []struct {
-			Points string `xml:"points,attr"`
-		} `xml:"polyline"`
-	}
-	if err := xml.Unmarshal(b, &plot); err != nil {
-		t.Fatal(err)
-	}
-	if len(plot.Lines) != 8 {
-		t.Fatalf("%d lines, want 8", len(plot.Lines))
-	}
-	for i, line := range plot.Lines {
-		if points := strings.Fields(line.Points); len(points) != 3 || !strings.HasPrefix(points[0], "60.0,") {
-			t.Errorf("line %d has the points %q, want 3 from the left to the right", i, line.Points)
-		}
-	}
 }
 
 // TestBenchPolicyBesideItsBounds holds the pool's real code and the simulation between LRU and the

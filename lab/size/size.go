@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"text/tabwriter"
 
@@ -54,7 +52,6 @@ type options struct {
 	trace      string
 	blocks     []int
 	blockBytes int64
-	svg        string
 	json       bool
 }
 
@@ -70,7 +67,7 @@ func Command() *cobra.Command {
 	s := &options{}
 	cmd := &cobra.Command{
 		Use: "size --trace FILE", Short: "Show a trace's hit rate against the size of the pool", Long: help,
-		Example: "  kvbench size --trace monday.jsonl --block-bytes 2MiB --svg monday.svg",
+		Example: "  kvbench size --trace monday.jsonl --block-bytes 2MiB",
 		Args:    settings.Args(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return s.run(cmd.OutOrStdout()) },
 	}
@@ -79,7 +76,6 @@ func Command() *cobra.Command {
 	f.IntSliceVar(&s.blocks, "capacity-blocks", nil,
 		fmt.Sprintf("these sizes, in blocks, 1 to %d; several separated by commas", maxBlocks))
 	f.Var(settings.Size(&s.blockBytes, 0, maxBlockBytes), "block-bytes", "bytes of a block; 0: not shown")
-	f.StringVar(&s.svg, "svg", "", "file for a curve")
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
 	return cmd
 }
@@ -99,11 +95,6 @@ func (s *options) run(out io.Writer) error {
 	}
 	stream.HashSeed = 1
 	r := s.simulate(stream)
-	if s.svg != "" {
-		if err := os.WriteFile(s.svg, []byte(r.draw()), 0o666); err != nil {
-			return fmt.Errorf("svg: %w", err)
-		}
-	}
 	if s.json {
 		return json.NewEncoder(out).Encode(r)
 	}
@@ -177,58 +168,4 @@ func (r *row) size() string {
 		return ""
 	}
 	return settings.HumanSize(r.Bytes)
-}
-
-// The curve's picture.
-const (
-	width, height = 800., 480.
-	left, top     = 60., 30.
-	right, bottom = 760., 430.
-)
-
-// draw returns the hit rates against the sizes, on a logarithmic scale, as SVG.
-func (r *report) draw() string {
-	first, last := r.Rows[0], r.Rows[len(r.Rows)-1]
-	scale := max(math.Log(float64(last.Blocks)/float64(first.Blocks)), 1e-9)
-	most := max(last.Optimum, 0.01)
-	x := func(one *row) float64 {
-		return left + (right-left)*math.Log(float64(one.Blocks)/float64(first.Blocks))/scale
-	}
-	y := func(rate float64) float64 { return bottom - (bottom-top)*rate/most }
-	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" font-family="sans-serif" `+
-		`font-size="12">`+"\n"+`<rect width="100%%" height="100%%" fill="white"/>`+"\n", width, height)
-	for i := range 6 {
-		rate := most * float64(i) / 5
-		fmt.Fprintf(&b, `<path d="M%g %.1fH%g" stroke="#ddd"/><text x="8" y="%.1f">%.3f</text>`+"\n", left, y(rate),
-			right, y(rate)+4, rate)
-	}
-	for i := range r.Rows {
-		one := &r.Rows[i]
-		label := one.size()
-		if label == "" {
-			label = fmt.Sprint(one.Blocks)
-		}
-		fmt.Fprintf(&b, `<text x="%.1f" y="%g" text-anchor="middle">%s</text>`+"\n", x(one), bottom+18, label)
-	}
-	for i, line := range []struct {
-		name, color string
-		rate        func(*row) float64
-	}{
-		{"optimum", "#888888", func(r *row) float64 { return r.Optimum }},
-		{evict.DefaultName, "#1f77b4", func(r *row) float64 { return r.Default }},
-		{"LRU", "#d62728", func(r *row) float64 { return r.LRU }},
-	} {
-		var path []string
-		for j := range r.Rows {
-			path = append(path, fmt.Sprintf("%.1f,%.1f", x(&r.Rows[j]), y(line.rate(&r.Rows[j]))))
-		}
-		fmt.Fprintf(&b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+
-			`<text x="%g" y="%g" fill="%s">%s</text>`+"\n", strings.Join(path, " "), line.color, left+10,
-			top+10+float64(16*i), line.color, line.name)
-	}
-	fmt.Fprintf(&b, `<path d="M%.1f %gV%g" stroke="#2ca02c" stroke-dasharray="4 3"/>`+
-		`<text x="%.1f" y="%g" text-anchor="middle">hit rate against the size of the pool</text></svg>`+"\n",
-		x(&r.Bend), top, bottom, width/2, height-8)
-	return b.String()
 }
