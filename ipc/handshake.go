@@ -58,9 +58,8 @@ type SessionListener struct {
 	o SessionOptions
 }
 
-// ListenSession listens. The error wraps socketdir.ErrInUse if another process serves the path, and
-// names that process. After Close, which removes the socket, sessions continue; their owners close
-// them.
+// ListenSession listens. The error wraps socketdir.ErrInUse if another process serves the path.
+// After Close, which removes the socket, sessions continue; their owners close them.
 func ListenSession(o SessionOptions) (*SessionListener, error) {
 	if len(o.UIDs) == 0 && len(o.GIDs) == 0 {
 		o.UIDs = []uint32{0, uint32(os.Geteuid())}

@@ -77,7 +77,7 @@ type LookupServer struct {
 }
 
 // ListenLookup serves look-ups at Dir/Name until Close. The error wraps socketdir.ErrInUse if
-// another process serves the path, and names that process.
+// another process serves the path.
 func ListenLookup(o LookupOptions, handler LookupHandler) (*LookupServer, error) {
 	if o.Name == "." || o.Name == ".." || filepath.Base(o.Name) != o.Name {
 		return nil, fmt.Errorf("look-up socket: name %q, allowed is the name of a file", o.Name)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -33,7 +32,7 @@ const poll = 20 * time.Millisecond
 
 // Admin takes the socket directory.
 func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *socketdir.Listener, err error) {
-	text, _ := os.ReadFile(filepath.Join(dir, socketdir.Admin+".lock")) // signed by its holder
+	text, _ := os.ReadFile(socketdir.LockPath(dir)) // a missing one names no process
 	t.before, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 	err = t.until(ctx, socketdir.ErrInUse, func() error {
 		l, err = socketdir.ListenAdmin(dir, group)
