@@ -41,7 +41,6 @@ func TestLeaseNobodyHeardOf(t *testing.T) {
 	r := newRig(t)
 	_, _, _, q := leaser(t, r)
 	k := &lookupSock{answers: r.agent.sockets.answers} // as lookup.sock's, but its goroutine is ours
-	k.engines.Store(&[]*engine{})
 	q.Form = ipc.FormOwn
 	reply := k.handleNow(&q)
 	if got := r.guests.Status().Leases; reply.Lease == 0 || got != 1 {

@@ -164,16 +164,6 @@ func (a *Agent) movers() []cudaipc.MoverState {
 	return []cudaipc.MoverState{}
 }
 
-// MoverPIDs returns the process IDs of the running movers.
-func (a *Agent) MoverPIDs() (pids []int) {
-	for _, m := range a.movers() {
-		if m.PID != 0 {
-			pids = append(pids, m.PID)
-		}
-	}
-	return pids
-}
-
 // moverProblem returns an error that names the movers that keep failing.
 func (a *Agent) moverProblem() error {
 	var failing []string

@@ -119,7 +119,7 @@ func TestRegistrationsMustFit(t *testing.T) {
 		"other size": {func(*ipc.Register) {}, 2048,
 			"segments: group 0, shard 0: 2048 bytes of one block, allowed: 4096"},
 		"name of another": {func(m *ipc.Register) { m.Identity[1].Value, m.LookupName = "x", "look" }, 0,
-			`lookup_name: "look" is held by instance "first"`},
+			`lookup_name: "look" is held for the space`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := r.dial()

@@ -464,7 +464,6 @@ func TestForeignFormOverTiers(t *testing.T) {
 	r, _, _, _, q := slowTier(t, fault.Hang, tier.Tier{})
 	// as a socket of the space, but its goroutine is ours
 	one := &lookupSock{answers: r.agent.sockets.answers, fp: q.Space}
-	one.engines.Store(&[]*engine{})
 	foreign := ipc.LookupRequest{Form: ipc.FormUpstream, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8)}
 	pooltest.Until(t, "all is found", func() bool {
 		got := one.handleNow(&foreign)

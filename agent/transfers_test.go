@@ -262,7 +262,6 @@ func TestTransferCompleteWhileAsked(t *testing.T) {
 				x.say(offered("a", 8))
 			})}
 			sock := &lookupSock{answers: &k}
-			sock.engines.Store(&[]*engine{})
 			q := x.question(8, "a")
 			q.Form, q.DeadlineUS, q.Want = ipc.FormOwn, uint32(patience/time.Microsecond), ipc.WantProbe
 			if reserve {

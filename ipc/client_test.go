@@ -142,8 +142,7 @@ func (l *LookupClient) connectLocked(deadline time.Time) (err error) {
 		}
 		time.Sleep(redialPause)
 	}
-	l.mu.in = zmtpReader{src: l.mu.nc, buf: make([]byte, zmtpBuffer), grow: func() error { return nil },
-		command: l.pong}
+	l.mu.in = zmtpReader{src: l.mu.nc, buf: make([]byte, zmtpBuffer), grow: func() error { return nil }}
 	if err := l.mu.nc.SetDeadline(deadline); err != nil {
 		return err
 	}
@@ -156,16 +155,6 @@ func (l *LookupClient) connectLocked(deadline time.Time) (err error) {
 	}
 	in.r += greetingBytes
 	return checkGreeting(in.buf[in.r-greetingBytes : in.r])
-}
-
-// pong answers a PING. The server's READY and other commands are ignored.
-func (l *LookupClient) pong(body []byte) error {
-	answer := pong(body)
-	if answer == nil {
-		return nil
-	}
-	_, err := l.mu.nc.Write(answer)
-	return err
 }
 
 func (l *LookupClient) disconnectLocked() {

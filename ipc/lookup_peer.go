@@ -43,7 +43,7 @@ func newLookupPeer(s *LookupServer, nc *net.UnixConn) (*lookupPeer, error) {
 		return nil, err
 	}
 	p := &lookupPeer{s: s, nc: nc, raw: raw}
-	p.in = zmtpReader{src: p, buf: make([]byte, zmtpBuffer), grow: p.grow, command: p.command}
+	p.in = zmtpReader{src: p, buf: make([]byte, zmtpBuffer), grow: p.grow}
 	p.write.f = func(fd uintptr) bool {
 		p.write.n, p.write.e = syscall.Write(int(fd), p.write.b)
 		return true
@@ -167,14 +167,6 @@ func (p *lookupPeer) greet() error {
 	p.in.r += int(size)
 	if !bytes.HasPrefix(body, []byte("\x05READY")) { // whatever type of socket it is of
 		return fmt.Errorf("%d bytes of a command that is not READY: %w", len(body), errZMTP)
-	}
-	return nil
-}
-
-// command answers a PING. Other commands are ignored.
-func (p *lookupPeer) command(body []byte) error {
-	if answer := pong(body); answer != nil {
-		return p.send(answer)
 	}
 	return nil
 }

@@ -57,7 +57,6 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	fmt.Fprintf(t, "blocks\t%d saved (%s), %d loaded (%s)\n",
 		st.BlocksSaved, settings.HumanSize(int64(st.BytesSaved)), st.BlocksLoaded,
 		settings.HumanSize(int64(st.BytesLoaded)))
-	printStages(t, st.Stages)
 	printSample(t, &st.Sample)
 	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, settings.HumanSize(st.LeaseBytes),
 		st.LeasesGiven, st.LeasesRevoked)
@@ -117,25 +116,6 @@ func printTransfers(t io.Writer, x *delivery.Report, p *admin.PeersStatus) {
 			fmt.Fprintf(t, "; %s", one.Error)
 		}
 		fmt.Fprintln(t)
-	}
-}
-
-// printStages prints a line for each direction in which jobs copied something.
-func printStages(t io.Writer, stages []report.StageStatus) {
-	for i := range stages {
-		s := &stages[i]
-		if s.Jobs == 0 {
-			continue
-		}
-		if i == 0 || stages[i-1].Direction != s.Direction {
-			fmt.Fprintf(t, "%s time\t%d jobs; p50, p99 in ms:", s.Direction, s.Jobs)
-		}
-		fmt.Fprintf(t, " %s %.3g, %.3g", s.Stage, s.P50MS, s.P99MS)
-		if i+1 == len(stages) || stages[i+1].Direction != s.Direction {
-			fmt.Fprintln(t)
-		} else {
-			fmt.Fprint(t, ";")
-		}
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"os/exec"
 	"path/filepath"
@@ -224,19 +223,4 @@ func TestTermWithAnUnendableMover(t *testing.T) {
 func TestTermWithAStoppedMover(t *testing.T) {
 	_, _, cmd, _, _, _ := agentWithStoppedMover(t)
 	endServe(t, cmd)
-}
-
-// The bound of an agent's end counts from the end of the drain, and a second signal ends the drain.
-func TestEndBound(t *testing.T) {
-	ctx, end := context.WithCancel(t.Context())
-	now, endNow := context.WithCancel(t.Context())
-	over := make(chan struct{})
-	said := make(chan bool)
-	go func() { said <- outlasts(ctx, now, time.Hour, over) }()
-	end()
-	endNow()
-	close(over)
-	if <-said {
-		t.Error("an end in time took too long")
-	}
 }

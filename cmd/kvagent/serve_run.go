@@ -40,8 +40,8 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	if err != nil {
 		return settings.Invalid(err)
 	}
-	end := newEndBound()
-	defer end.close() // after everything below is closed
+	over := func() {}
+	defer func() { over() }() // after everything below is closed
 	take := takeover.New(takeoverWait, log)
 	if join.HTTP.Admin, err = take.Admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
@@ -100,7 +100,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 			}
 		})
 	}
-	end.watch(ctx, now, s.drainTimeout, a.MoverPIDs, log)
+	over = boundEnd(ctx, now, s.drainTimeout, log)
 	return serveError(a.Run(ctx, now, s.drainTimeout))
 }
 
