@@ -262,9 +262,7 @@ func (s *session) cancel(m *ipc.Cancel) {
 	if st == nil {
 		return // UNREGISTER ended it, and its DONE will be sent
 	}
-	if h := st.held.take(m.Job); h != nil {
-		h.cancel()
-	} else if w := st.worker.Load(); w != nil {
+	if w := st.worker.Load(); !st.held.cancel(m.Job) && w != nil {
 		w.Cancel(m.Job)
 	}
 }
