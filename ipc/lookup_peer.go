@@ -16,10 +16,10 @@ import (
 
 // lookupPeer is one connection of a look-up socket. Its goroutine owns it.
 type lookupPeer struct {
-	s      *LookupServer
-	nc     *net.UnixConn
-	places []*connlimit.Place // among the server's, and those of several servers
-	raw    syscall.RawConn
+	s     *LookupServer
+	nc    *net.UnixConn
+	place *connlimit.Place
+	raw   syscall.RawConn
 
 	in      zmtpReader
 	begun   bool // part of a message or of the handshake has arrived, and the rest has a deadline
@@ -58,9 +58,7 @@ func (p *lookupPeer) run() {
 	defer p.settle()
 	err := p.greet()
 	if err == nil {
-		for _, place := range p.places {
-			place.Set(connlimit.Held) // a client keeps its connection between requests
-		}
+		p.place.Set(connlimit.Held) // a client keeps its connection between requests
 	}
 	for err == nil {
 		p.begun = p.in.r < p.in.w

@@ -14,7 +14,7 @@ import (
 
 // Limits of a look-up socket.
 const (
-	MaxLookupPeers = 512 // connections at once; of one more, the user with most gives way
+	MaxLookupPeers = 1024 // connections at once; of one more, the user with most gives way
 	// LargeMessages is how many messages above keepReceived a socket reads at once; one more waits,
 	// as long as a message may take.
 	LargeMessages = 8
@@ -50,8 +50,7 @@ type LookupOptions struct {
 	// concurrently with the handler.
 	OnAnswered func(*LookupRequest, *LookupReply)
 	Counts     *LookupCounts // several servers may share it; nil: one of its own
-	// Peers limits the connections to several servers together, as MaxLookupPeers does those of
-	// one; nil: nothing does.
+	// Peers limits the connections; several servers may share it; nil: MaxLookupPeers for this one.
 	Peers *connlimit.Limit
 }
 
@@ -70,8 +69,6 @@ type LookupServer struct {
 
 	turn sync.Mutex // held while the handler runs
 
-	places *connlimit.Limit
-
 	mu    sync.Mutex
 	peers map[*lookupPeer]struct{}
 }
@@ -85,9 +82,12 @@ func ListenLookup(o LookupOptions, handler LookupHandler) (*LookupServer, error)
 	if o.Counts == nil {
 		o.Counts = &LookupCounts{}
 	}
+	if o.Peers == nil {
+		o.Peers = connlimit.ForUsers(MaxLookupPeers)
+	}
 	s := &LookupServer{
 		o: o, handler: handler, large: make(chan struct{}, LargeMessages), closing: make(chan struct{}),
-		peers: make(map[*lookupPeer]struct{}), places: connlimit.ForUsers(MaxLookupPeers),
+		peers: make(map[*lookupPeer]struct{}),
 	}
 	var err error
 	if s.l, err = socketdir.Listen(s.Path(), o.SocketGroup); err != nil {
@@ -143,17 +143,10 @@ func (s *LookupServer) admit(nc *net.UnixConn) {
 		nc.Close()
 	}
 	p, err := newLookupPeer(s, nc)
-	for _, l := range []*connlimit.Limit{s.places, s.o.Peers} {
-		if err != nil || l == nil {
-			break
-		}
-		var place *connlimit.Place
-		if place, err = l.Enter(owner, giveWay); err == nil {
-			p.places = append(p.places, place)
-		}
+	if err == nil {
+		p.place, err = s.o.Peers.Enter(owner, giveWay)
 	}
 	if err != nil {
-		s.leave(p)
 		giveWay()
 		return
 	}
@@ -167,9 +160,7 @@ func (s *LookupServer) leave(p *lookupPeer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.peers, p)
-	for _, place := range p.places {
-		place.Leave()
-	}
+	p.place.Leave()
 }
 
 func (s *LookupServer) ending() bool {

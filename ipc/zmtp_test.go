@@ -189,7 +189,7 @@ func TestLookupPeers(t *testing.T) {
 	for range MaxLookupPeers {
 		all = append(all, dialRaw(t, s.Path()))
 	}
-	pooltest.Until(t, "all are clients", func() bool { return s.places.Held() == MaxLookupPeers })
+	pooltest.Until(t, "all are clients", func() bool { return s.o.Peers.Held() == MaxLookupPeers })
 	turnedAway(t, s)
 	all[0].Close()
 	letIn(t, s)

@@ -95,7 +95,7 @@ const (
 	ownDescriptors     = 128 // the agent's own: pool, sockets, movers, HTTP
 	sessionDescriptors = 4   // its socket, its process, the device's copies of both
 	maxPendingFDs      = 16384
-	maxLookupPeers     = 16384
+	maxLookupPeers     = 1024
 )
 
 // Share bounds the descriptors that clients may make this process open.
