@@ -27,7 +27,7 @@ func (a *Agent) Status() report.Status {
 	s := report.Status{
 		Version: a.cfg.Version, Boot: hex.EncodeToString(a.boot[:]), Since: a.since,
 		Draining: a.switches.draining(), Switches: a.switches.state(),
-		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.sessions.jobs(),
+		Sessions: len(a.sessions.list()), Regions: a.memory.open(), Jobs: a.sessions.jobs(),
 		Stuck: len(a.registry.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), LookupFaults: lookupFaults(&a.sockets.counts), Pool: a.pool.Stats(),
 		Movers: a.movers(), Abandoned: a.cfg.Abandoned,
