@@ -59,6 +59,7 @@ type LookupClient struct {
 	mu   sync.Mutex
 	nc   net.Conn // nil: to be connected
 	in   *bufio.Reader
+	out  []byte // what was sent last; its memory is used again
 }
 
 // DialLookup returns a client of the look-up socket at path. It connects at the first question.
@@ -97,13 +98,12 @@ func (l *LookupClient) Exchange(frames *ipc.Frames, timeout time.Duration) (answ
 }
 
 func (l *LookupClient) exchangeLocked(frames *ipc.Frames, deadline time.Time) (answer []byte, err error) {
-	var out []byte
-	fresh := l.nc == nil
+	out, fresh := l.out[:0], l.nc == nil
 	if fresh {
 		if l.nc, err = redial(l.path, deadline); err != nil {
 			return nil, err
 		}
-		l.in, out = bufio.NewReader(l.nc), []byte(zmtpHello)
+		l.in, out = bufio.NewReader(l.nc), append(out, zmtpHello...)
 	}
 	defer func() {
 		if err != nil {
@@ -120,6 +120,7 @@ func (l *LookupClient) exchangeLocked(frames *ipc.Frames, deadline time.Time) (a
 		out = binary.BigEndian.AppendUint64(append(out, flags), uint64(len(frames.At(i))))
 		out = append(out, frames.At(i)...)
 	}
+	l.out = out
 	if err := l.nc.SetDeadline(deadline); err != nil {
 		return nil, err
 	}
