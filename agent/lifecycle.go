@@ -48,7 +48,7 @@ func (a *Agent) Start() (err error) {
 	}); err != nil {
 		return fmt.Errorf("session socket: %w", err)
 	}
-	a.owned.Go(func() { a.sessions.accept(a.listener, a.stop) })
+	a.owned.Go(func() { a.sessions.accept(a.listener) })
 	a.ready.Store(true)
 	a.logMovers()
 	a.log.Info("ready", zap.String("dir", a.cfg.Dir), zap.Int64("pool_bytes", a.pool.Stats().Capacity),

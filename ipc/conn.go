@@ -156,7 +156,7 @@ func (c *Conn) Close() error {
 	c.close.Do(func() {
 		c.end(ErrClosed)
 		err = c.uc.Close()
-		c.backlog.finish()
+		c.backlog.set(&c.backlog.end, true)
 		if c.pidfd != nil {
 			err = errors.Join(err, c.pidfd.Close())
 		}
@@ -198,7 +198,7 @@ func (c *Conn) receive(idle time.Duration) (msg any, fds []int, err error) {
 		c.end(err)
 	}
 	c.recv.err = err
-	c.backlog.finish()
+	c.backlog.set(&c.backlog.end, true)
 	return nil, nil, err
 }
 

@@ -129,10 +129,7 @@ func (s *LookupServer) accept() {
 		}
 		// No error (no descriptor, no memory) ends the service of the socket while it is open.
 		s.o.Counts.Waited.Add(1)
-		select {
-		case <-time.After(acceptPause):
-		case <-s.closing:
-		}
+		time.Sleep(acceptPause)
 	}
 }
 
