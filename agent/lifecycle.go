@@ -50,7 +50,6 @@ func (a *Agent) Start() (err error) {
 	}
 	a.owned.Go(func() { a.sessions.accept(a.listener) })
 	a.ready.Store(true)
-	a.logMovers()
 	a.log.Info("ready", zap.String("dir", a.cfg.Dir), zap.Int64("pool_bytes", a.pool.Stats().Capacity),
 		zap.String("boot", hex.EncodeToString(a.boot[:])))
 	return nil
@@ -126,7 +125,7 @@ func (a *Agent) Run(ctx, now context.Context, drain time.Duration) error {
 }
 
 // Ready returns the reason why the agent does not serve: its sockets are not open or were removed,
-// it drains, its pool has no capacity, too much of its memory is bad, or a mover that worked cannot
+// it drains, too much of its memory is bad, or a mover that worked cannot
 // be restarted.
 func (a *Agent) Ready() error {
 	switch {
@@ -134,8 +133,6 @@ func (a *Agent) Ready() error {
 		return errors.New("draining")
 	case !a.ready.Load():
 		return errors.New("the sockets are not open yet")
-	case a.pool.Stats().Capacity <= 0:
-		return errors.New("the pool has no capacity")
 	case !a.listener.Reachable():
 		return errors.New("session.sock was removed or replaced: no engine can connect any more; restart the agent")
 	}
@@ -176,14 +173,6 @@ func (a *Agent) moverProblem() error {
 		return nil
 	}
 	return fmt.Errorf("movers fail again and again: %s", strings.Join(failing, "; "))
-}
-
-// logMovers logs the movers once, at the start.
-func (a *Agent) logMovers() {
-	for _, m := range a.movers() {
-		a.log.Info("mover", zap.String("name", m.Name), zap.String("device", m.Device), zap.Int("pid", m.PID),
-			zap.String("numa_node", m.Node))
-	}
 }
 
 // stuckWorkers describes the workers whose current step is older than Limits.Stuck.
