@@ -15,6 +15,7 @@ import (
 // one of the helpers here that poll. One that does not sleep any more is an error.
 var sleepsAllowed = map[string]string{
 	"pool/pooltest.Until":                    "polls what has no event",
+	"ipc.connectLocked":                      "waits for a socket that nobody serves yet",
 	"cudaipc/devicetest.Until":               "polls what has no event, without pools",
 	"pool/servertest.start":                  "polls a process that begins to listen",
 	"pool/tier.waitFor":                      "polls, for the bubbles of synctest too",

@@ -11,7 +11,7 @@
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
 //	guests' locks       under which the pool's and an outbox's are taken
-//	jobTable.mu, outbox.mu, lease.Ledger.mu, share.Mappings.mu,
+//	jobTable.mu, outbox.mu, lease.Ledger.mu, memory.mu,
 //	a worker's, the pool's
 //
 // switches.mu is taken before sessions.mu and outbox.mu, and while no other lock is held. A
@@ -78,7 +78,7 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 	cfg.fill()
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, rare: Rarely(log), since: time.Now(),
-		metrics:  report.NewMetrics(endReasons[:], panicPlaces[:]),
+		metrics:  report.NewMetrics(endReasons[:]),
 		switches: newSwitches(), guests: noGuests{}, stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
@@ -121,8 +121,8 @@ func (a *Agent) assemble(limits share.Share) {
 		},
 	})
 	a.memory = &memory{
-		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending,
-		log: a.log,
+		device: a.device, maxPending: limits.Pending, log: a.log, workers: make(map[cudaipc.PeerID]*session),
+		maxRegions: share.Regions(), maxBytes: maxMappedBytes,
 	}
 	a.sessions = &sessions{
 		Agent: a, places: connlimit.ForUsers(limits.Sessions), last: firstSession(a.boot),

@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/transfer"
 	"github.com/kvagent/kvagent/transfer/pace"
 )
@@ -32,8 +31,8 @@ type Config struct {
 	// each other; empty: none do.
 	PeerAddress string
 	Version     string // of this build, for status
-	// Orphans reports the movers that earlier agents of the directory left running; nil: none.
-	Orphans func() report.Orphans
+	// Abandoned is why the pool's file was abandoned and the pool started empty; empty: it was not.
+	Abandoned string
 }
 
 // Limits bounds an agent's waits, and what clients may make it keep. Protocol limits are in package

@@ -14,6 +14,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -82,7 +83,7 @@ func victim(phase, dir string) {
 
 // reserve takes a lease on what the test has stored.
 func reserve(r *rig, scheduler *client) {
-	look := ipc.DialLookup(r.path(socketdir.Lookup))
+	look := mockengine.DialLookup(r.path(socketdir.Lookup))
 	defer func() { check(r.t, look.Close()) }()
 	reply := ask(r.t, look, ipc.LookupRequest{
 		Space: register(victimName).Space(), Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: 1000,

@@ -11,6 +11,7 @@ import (
 	engines "github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 )
 
 // Shape of the test engines: one group, one segment, blocks of 16 tokens.
@@ -39,7 +40,7 @@ func (r *rig) dial() *client {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	conn, welcome, err := ipc.DialSession(ctx, r.path(socketdir.Session), "test engine", ipc.MinVersion, ipc.Version)
+	conn, welcome, err := mockengine.DialSession(ctx, r.path(socketdir.Session), "test engine")
 	check(r.t, err)
 	c := &client{t: r.t, conn: conn, welcome: welcome, messages: make(chan any, 4096)}
 	go c.pump()

@@ -53,17 +53,24 @@ func isTimeout(err error) bool {
 // harm no one else; their share is free for others when they leave.
 func TestRegionsOfAllAreBounded(t *testing.T) {
 	r := newRig(t)
-	m := r.agent.memory.mappings
+	m := r.agent.memory
+	bound := func(regions int, bytes int64) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.maxRegions, m.maxBytes = regions, bytes
+	}
 	a, b, c := r.dial(), r.dial(), r.dial()
 	a.registered(a.registerWorker(register("a")))
-	used := m.Bytes()
-	m.Bound(5, 3*used-1)
+	m.mu.Lock()
+	used := m.bytes
+	m.mu.Unlock()
+	bound(5, 3*used-1)
 	b.registered(b.registerWorker(register("b")))
 	if got := c.registerWorker(register("c")); got.Status != ipc.RegRefused ||
 		!strings.Contains(got.Text, "the 1 that are left of 5") {
 		t.Errorf("too many regions: %+v", got)
 	}
-	m.Bound(6, 3*used-1)
+	bound(6, 3*used-1)
 	if got := c.again(register("c")); got.Status != ipc.RegRefused || !strings.Contains(got.Text, "bytes, allowed") {
 		t.Errorf("too many bytes: %+v", got)
 	}

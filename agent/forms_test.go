@@ -12,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 )
 
 // foreign is a client that knows nothing of this project: a plain REQ socket.
@@ -173,14 +174,14 @@ func TestLookupNeedsAllRanks(t *testing.T) {
 	if got := f.ask(ascend...); !bytes.Equal(got, be32(0)) {
 		t.Errorf("one rank missing: %x", got)
 	}
-	for name, c := range map[string]*ipc.LookupClient{"its socket": look, "lookup.sock": general} {
+	for name, c := range map[string]*mockengine.LookupClient{"its socket": look, "lookup.sock": general} {
 		if got := ask(t, c, named); got.Status != ipc.LookupNotRegistered || got.Tokens != 0 || got.Lease != 0 {
 			t.Errorf("one rank missing, %s: %+v", name, got)
 		}
 	}
 	_, other, _ := r.joinEngine(func() *ipc.Register { m := register("whole"); m.World, m.Shards = 2, 2; return m }())
-	if got := ask(t, look, q); got.Status != ipc.LookupNotRegistered {
-		t.Errorf("another engine of the space is whole, but not one of this socket's: %+v", got)
+	if got := ask(t, look, q); got.Status != ipc.LookupHit {
+		t.Errorf("another engine of the space is whole: %+v", got)
 	}
 	anonymous := named
 	anonymous.Session, anonymous.Want = 0, ipc.WantProbe

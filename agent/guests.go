@@ -90,10 +90,10 @@ func (a *Agent) expire() {
 	}
 }
 
-// Unserved returns nil if everything was served that the schedulers of a space had sent before the
-// call. Otherwise it returns a channel that is closed when one of them has caught up: what another
-// one told an engine, or another agent, may overtake an OFFER on its way here.
-func (a *Agent) Unserved(s pool.SpaceID) <-chan struct{} {
+// Unserved reports whether something that the schedulers of a space had sent before the call was
+// not served: what another one told an engine, or another agent, may overtake an OFFER on its way
+// here.
+func (a *Agent) Unserved(s pool.SpaceID) bool {
 	for _, st := range a.registry.view.Load().seats {
 		if st.role != ipc.RoleScheduler {
 			continue
@@ -101,11 +101,11 @@ func (a *Agent) Unserved(s pool.SpaceID) <-chan struct{} {
 		if rules := st.space.open.Load(); rules == nil || rules.ID != s {
 			continue
 		}
-		if wait := st.session.conn.Unserved(); wait != nil {
-			return wait
+		if st.session.conn.Unserved() {
+			return true
 		}
 	}
-	return nil
+	return false
 }
 
 // OpenSpace returns the pool's number and the epoch of a space that other agents may read: one that

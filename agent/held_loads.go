@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -25,87 +26,57 @@ type heldLoads struct {
 
 // heldLoad is one held LOAD.
 type heldLoad struct {
-	seat     *seat
+	session  *session
 	job      transfer.Job
 	sections []ipc.Section
 	timer    *time.Timer
-	forget   func() bool // withdraws the Settle call; under heldLoads.mu
+	forget   func() bool // withdraws the Settle call
 }
 
 // hold keeps a load back if its lease has open promises. It returns false if it has none, or, with
-// full, if too many loads are held.
+// full, if too many loads are held, or the registration ends.
 func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) (held, full bool) {
 	st := s.seat.Load()
 	if s.owner.tiers == nil || st == nil || st.worker.Load() == nil {
 		return false, false
 	}
-	h := &heldLoad{seat: st, job: *job, sections: sections}
-	b := &st.held
-	if !b.add(h, s.owner.cfg.Limits.Transfer.Queue) {
-		return false, true
-	}
-
-	forget := s.owner.ledger.Settle(st.engine.acct, lease, h.resume)
-	if forget == nil { // no promise is open: the caller continues with the load
-		b.take(job.ID)
-		return false, false
-	}
-	s.owner.metrics.LoadsHeld.Add(1)
-	b.arm(h, forget, s.owner.cfg.Limits.Transfer.EventWait)
-	return true, false
-}
-
-// add enters a load. It returns false if most loads are held already, or the registration ends.
-func (b *heldLoads) add(h *heldLoad, most int) bool {
+	b, limits := &st.held, &s.owner.cfg.Limits.Transfer
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed || len(b.open) >= most {
-		return false
+	if b.closed || len(b.open) >= limits.Queue {
+		return false, true
 	}
+	h := &heldLoad{session: s, job: *job, sections: sections}
+	if h.forget = s.owner.ledger.Settle(st.engine.acct, lease, func() { b.resume(h) }); h.forget == nil {
+		return false, false // no promise is open: the caller continues with the load
+	}
+	h.timer = time.AfterFunc(limits.EventWait, func() {
+		if h.forget() {
+			s.owner.metrics.LoadsTimedOut.Add(1)
+			b.resume(h)
+		}
+	})
 	if b.open == nil {
 		b.open = make(map[uint64]*heldLoad)
 	}
-	b.open[h.job.ID] = h
-	return true
+	b.open[job.ID] = h
+	s.owner.metrics.LoadsHeld.Add(1)
+	return true, false
 }
 
-// arm bounds how long a load is held, unless the load has ended already.
-func (b *heldLoads) arm(h *heldLoad, forget func() bool, limit time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.open[h.job.ID] == h {
-		h.forget = forget
-		h.timer = time.AfterFunc(limit, func() {
-			if forget() {
-				h.seat.session.owner.metrics.LoadsTimedOut.Add(1)
-				h.resume()
-			}
-		})
-	}
-}
-
-// take removes a load from the table and returns it, or nil if it is not held.
-func (b *heldLoads) take(job uint64) *heldLoad {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.takeLocked(job)
-}
-
+// takeLocked removes a load from the table and returns it, or nil if it is not held.
 func (b *heldLoads) takeLocked(job uint64) *heldLoad {
 	h := b.open[job]
-	if h == nil {
-		return nil
-	}
-	delete(b.open, job)
-	if h.timer != nil {
+	if h != nil {
+		delete(b.open, job)
 		h.timer.Stop()
 	}
 	return h
 }
 
-// handOver gives a load to the registration's worker, or ends it with the reason why the worker
-// does not take it. It ignores a load that is no longer held.
-func (b *heldLoads) handOver(h *heldLoad) {
+// resume gives a load to the registration's worker, or ends it with the reason why the worker does
+// not take it. It ignores a load that is no longer held.
+func (b *heldLoads) resume(h *heldLoad) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.open[h.job.ID] != h {
@@ -117,36 +88,33 @@ func (b *heldLoads) handOver(h *heldLoad) {
 	}
 }
 
+// cancel ends a load. It returns false if it is not held.
+func (b *heldLoads) cancel(job uint64) bool {
+	b.mu.Lock()
+	h := b.takeLocked(job)
+	b.mu.Unlock()
+	if h == nil {
+		return false
+	}
+	h.forget()
+	h.report(transfer.Cancelled)
+	return true
+}
+
 // close ends all held loads and refuses further ones. When it returns, each has been reported or
 // belongs to the worker.
 func (b *heldLoads) close() {
 	b.mu.Lock()
 	b.closed = true
-	var all []*heldLoad
-	for job := range b.open {
-		all = append(all, b.takeLocked(job))
-	}
+	all := slices.Collect(maps.Keys(b.open))
 	b.mu.Unlock()
-	for _, h := range all {
-		h.cancel()
+	for _, job := range all {
+		b.cancel(job)
 	}
-}
-
-// resume hands a load to the worker, if it is still held.
-func (h *heldLoad) resume() {
-	h.seat.session.protect(panicHeld, func() { h.seat.held.handOver(h) })
-}
-
-// cancel ends a load that was taken out of the table.
-func (h *heldLoad) cancel() {
-	if h.forget != nil {
-		h.forget()
-	}
-	h.report(transfer.Cancelled)
 }
 
 // report reports a load that was not handed to the worker, with one status for all its blocks.
 func (h *heldLoad) report(status pool.Status) {
 	all := slices.Repeat([]pool.Status{status}, countBlocks(h.sections))
-	h.seat.session.report(transfer.Completion{Job: h.job.ID, Kind: transfer.Load, Status: all})
+	h.session.report(transfer.Completion{Job: h.job.ID, Kind: transfer.Load, Status: all})
 }

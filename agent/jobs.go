@@ -106,12 +106,8 @@ func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 	}
 }
 
-// complete reports a finished job. The worker's threads call it; it does not block.
-func (s *session) complete(c transfer.Completion) {
-	s.protect(panicCompletion, func() { s.report(c) })
-}
-
-// report counts a finished job and notifies the peer.
+// report counts a finished job and notifies the peer. The worker's threads call it; it does not
+// block.
 func (s *session) report(c transfer.Completion) {
 	s.owner.metrics.CountBlocks(c.Kind, c.Status, c.Bytes)
 	s.owner.metrics.Samples[c.Kind].Add(&c.Sample)

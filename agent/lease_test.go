@@ -8,12 +8,15 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/lookup"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // leaser is an engine with a stored chain, and the question that reserves it.
-func leaser(t *testing.T, r *rig) (scheduler, worker *client, look *ipc.LookupClient, question ipc.LookupRequest) {
+func leaser(t *testing.T, r *rig) (
+	scheduler, worker *client, look *mockengine.LookupClient, question ipc.LookupRequest,
+) {
 	t.Helper()
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, blockOK) {
@@ -38,7 +41,6 @@ func TestLeaseNobodyHeardOf(t *testing.T) {
 	r := newRig(t)
 	_, _, _, q := leaser(t, r)
 	k := &lookupSock{answers: r.agent.sockets.answers} // as lookup.sock's, but its goroutine is ours
-	k.engines.Store(&[]*engine{})
 	q.Form = ipc.FormOwn
 	reply := k.handleNow(&q)
 	if got := r.guests.Status().Leases; reply.Lease == 0 || got != 1 {
@@ -211,7 +213,7 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 	scheduler, _, _, q := leaser(t, r)
 	k := r.agent.sockets.byName[socketdir.Lookup]
 	acct := r.agent.registry.view.Load().seats[scheduler.welcome.Session].engine.acct
-	q.Form, q.Version, q.DeadlineUS = ipc.FormOwn, 2, 1e9
+	q.Form, q.DeadlineUS = ipc.FormOwn, 1e9
 	release := make([]uint64, 1)
 	reserve := func() {
 		reply := k.handleNow(&q)

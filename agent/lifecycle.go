@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,9 +48,8 @@ func (a *Agent) Start() (err error) {
 	}); err != nil {
 		return fmt.Errorf("session socket: %w", err)
 	}
-	a.owned.Go(func() { a.sessions.accept(a.listener, a.stop) })
+	a.owned.Go(func() { a.sessions.accept(a.listener) })
 	a.ready.Store(true)
-	a.logMovers()
 	a.log.Info("ready", zap.String("dir", a.cfg.Dir), zap.Int64("pool_bytes", a.pool.Stats().Capacity),
 		zap.String("boot", hex.EncodeToString(a.boot[:])))
 	return nil
@@ -125,7 +125,7 @@ func (a *Agent) Run(ctx, now context.Context, drain time.Duration) error {
 }
 
 // Ready returns the reason why the agent does not serve: its sockets are not open or were removed,
-// it drains, its pool has no capacity, too much of its memory is bad, or a mover that worked cannot
+// it drains, too much of its memory is bad, or a mover that worked cannot
 // be restarted.
 func (a *Agent) Ready() error {
 	switch {
@@ -133,8 +133,6 @@ func (a *Agent) Ready() error {
 		return errors.New("draining")
 	case !a.ready.Load():
 		return errors.New("the sockets are not open yet")
-	case a.pool.Stats().Capacity <= 0:
-		return errors.New("the pool has no capacity")
 	case !a.listener.Reachable():
 		return errors.New("session.sock was removed or replaced: no engine can connect any more; restart the agent")
 	}
@@ -163,16 +161,6 @@ func (a *Agent) movers() []cudaipc.MoverState {
 	return []cudaipc.MoverState{}
 }
 
-// MoverPIDs returns the process IDs of the running movers.
-func (a *Agent) MoverPIDs() (pids []int) {
-	for _, m := range a.movers() {
-		if m.PID != 0 {
-			pids = append(pids, m.PID)
-		}
-	}
-	return pids
-}
-
 // moverProblem returns an error that names the movers that keep failing.
 func (a *Agent) moverProblem() error {
 	var failing []string
@@ -187,10 +175,29 @@ func (a *Agent) moverProblem() error {
 	return fmt.Errorf("movers fail again and again: %s", strings.Join(failing, "; "))
 }
 
-// logMovers logs the movers once, at the start.
-func (a *Agent) logMovers() {
-	for _, m := range a.movers() {
-		a.log.Info("mover", zap.String("name", m.Name), zap.String("device", m.Device), zap.Int("pid", m.PID),
-			zap.String("numa_node", m.Node))
+// stuckWorkers describes the workers whose current step is older than Limits.Stuck.
+func (r *registry) stuckWorkers() (out []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.engines {
+		for _, st := range e.ranks {
+			if st == nil {
+				continue
+			}
+			if step, age := st.step(); age > r.limits.Stuck {
+				out = append(out, fmt.Sprintf("%s of instance %q (process %d): %s for %v", placeName(st.role, st.rank),
+					e.instance, st.session.pid, step, age.Round(time.Millisecond)))
+			}
+		}
 	}
+	slices.Sort(out)
+	return out
+}
+
+// Live returns an error that names the stuck workers.
+func (a *Agent) Live() error {
+	if stuck := a.registry.stuckWorkers(); len(stuck) > 0 {
+		return errors.New("stuck: " + strings.Join(stuck, "; "))
+	}
+	return nil
 }

@@ -53,7 +53,8 @@ func (k *lookupSock) resolve(req *ipc.LookupRequest) (*lookup.Space, *seat) {
 			st = nil
 		}
 	}
-	if !k.complete(sp, st) {
+	// All ranks of the asking engine must be registered, or of any of the space if none is named.
+	if st != nil && !st.engine.complete.Load() || st == nil && sp.complete.Load() == 0 {
 		return nil, st
 	}
 	return sp.open.Load(), st
@@ -66,23 +67,6 @@ func (k *lookupSock) spaceIn(v *view, req *ipc.LookupRequest) *space {
 		fp = k.fp
 	}
 	return v.spaces[fp]
-}
-
-// complete reports whether all ranks of the asking engine are registered. That is the engine of the
-// named session, else any that opened this socket, else any of the space.
-func (k *lookupSock) complete(sp *space, st *seat) bool {
-	if st != nil {
-		return st.engine.complete.Load()
-	}
-	if engines := *k.engines.Load(); len(engines) > 0 && sp.fp == k.fp {
-		for _, e := range engines {
-			if e.complete.Load() {
-				return true
-			}
-		}
-		return false
-	}
-	return sp.complete.Load() > 0
 }
 
 func groupsFit(groups []uint8, rules *lookup.Space) bool {
@@ -114,7 +98,6 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	}
 	if k.tiers != nil {
 		pending = k.askTiers(req, rules, start, more.Anew)
-		k.metrics.AskMax.Observe(time.Since(start))
 		reply.Late = pending
 	}
 	loadable := false

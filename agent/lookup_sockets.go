@@ -5,11 +5,9 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/contain"
 	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
@@ -21,14 +19,13 @@ import (
 // lookupSock is one look-up socket. It belongs to one space; lookup.sock belongs to none.
 type lookupSock struct {
 	*answers
-	name    string
-	fp      pool.Fingerprint // zero: no space of its own
-	server  *ipc.LookupServer
-	seats   map[*seat]struct{}        // seats whose registration named it; under lookupSockets.mu
-	engines atomic.Pointer[[]*engine] // of those seats, without duplicates; read by the handler
-	query   lookup.Query              // this and the next two belong to the handler, which runs one call at a time
-	asked   []pool.Asked
-	hinted  []pool.Ref
+	name   string
+	fp     pool.Fingerprint // zero: no space of its own
+	server *ipc.LookupServer
+	seats  map[*seat]struct{} // seats whose registration named it; under lookupSockets.mu
+	query  lookup.Query       // this and the next two belong to the handler, which runs one call at a time
+	asked  []pool.Asked
+	hinted []pool.Ref
 }
 
 // lookupSockets are the look-up sockets by name. Engines of one space share a socket; it is closed
@@ -77,11 +74,10 @@ func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 			return "", err
 		}
 	} else if k.fp != st.space.fp {
-		return "", fmt.Errorf("lookup_name: %q is held by %s, allowed: a name of its own for each space", name,
-			k.holderLocked())
+		return "", fmt.Errorf("lookup_name: %q is held for the space %x, allowed: a name of its own for each space",
+			name, k.fp)
 	}
 	k.seats[st] = struct{}{}
-	k.publishLocked()
 	return l.path(name), nil
 }
 
@@ -91,10 +87,9 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 			l.cfg.Limits.Sockets)
 	}
 	k := &lookupSock{answers: l.answers, name: name, fp: fp, seats: make(map[*seat]struct{})}
-	k.engines.Store(&[]*engine{})
 	server, err := ipc.ListenLookup(ipc.LookupOptions{
 		Dir: l.cfg.Dir, Name: name, SocketGroup: l.cfg.SocketGroup, Boot: l.boot, Peers: l.peers, Counts: &l.counts,
-		OnMalformed: k.malformed, OnUnsent: k.unsent, OnPanic: k.panicked,
+		OnMalformed: k.malformed, OnUnsent: k.unsent,
 		OnAnswered: k.answered,
 	}, k.handle)
 	if err != nil {
@@ -115,7 +110,6 @@ func (l *lookupSockets) drop(st *seat) {
 			continue
 		}
 		delete(k.seats, st)
-		k.publishLocked()
 		if len(k.seats) == 0 && k.name != socketdir.Lookup {
 			l.closeLocked(k)
 		}
@@ -166,34 +160,4 @@ func (k *lookupSock) unsent(reply ipc.LookupReply) {
 	if reply.Lease != 0 {
 		k.ledger.TakeBack(reply.Lease)
 	}
-}
-
-// panicked logs a panic of a look-up; the client is still answered, or its connection ends. A panic
-// over shared state is raised again.
-func (k *lookupSock) panicked(value any) {
-	if where := contain.SharedOnStack(); where != "" {
-		k.log.Error("look-up panicked over shared state: the process ends", zap.String("socket", k.name),
-			zap.String("in", where), zap.Any("value", value))
-		panic(value)
-	}
-	k.log.Error("look-up handler panicked", zap.String("socket", k.name), zap.Any("value", value), zap.Stack("stack"))
-}
-
-// publishLocked publishes to the handler which engines named the socket.
-func (k *lookupSock) publishLocked() {
-	engines := make([]*engine, 0, len(k.seats))
-	for st := range k.seats {
-		if !slices.Contains(engines, st.engine) {
-			engines = append(engines, st.engine)
-		}
-	}
-	k.engines.Store(&engines)
-}
-
-// holderLocked describes the holder of the name in an error.
-func (k *lookupSock) holderLocked() string {
-	for st := range k.seats {
-		return fmt.Sprintf("instance %q (space %x)", st.engine.instance, k.fp)
-	}
-	return fmt.Sprintf("the agent's configuration (space %x)", k.fp)
 }

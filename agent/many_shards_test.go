@@ -113,10 +113,10 @@ func TestTooManyShards(t *testing.T) {
 	check(t, conn.SetDeadline(time.Now().Add(patience)))
 	m := schedulerOf(register("a"))
 	m.Shards = ipc.MaxShards
-	most, err := ipc.Encode(nil, ipc.Version, m)
+	most, err := ipc.Encode(nil, m)
 	check(t, err)
 	more := bytes.Replace(most, []byte("\xcd\x01\x00"), []byte("\xcd\x01\x01"), 1) // msgpack's 256 and 257
-	hello, err := ipc.Encode(nil, ipc.Version, &ipc.Hello{MinVersion: ipc.Version, MaxVersion: ipc.Version})
+	hello, err := ipc.Encode(nil, &ipc.Hello{MinVersion: ipc.Version, MaxVersion: ipc.Version})
 	check(t, err)
 	for _, payload := range [][]byte{hello, more} {
 		_, err := conn.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(payload))), payload...))

@@ -127,7 +127,6 @@ func TestReadyReadsABoundedAmount(t *testing.T) {
 		k := *r.agent.sockets.answers
 		k.checker.MaxBytes = most
 		sock := &lookupSock{answers: &k}
-		sock.engines.Store(&[]*engine{})
 		if got := sock.handleNow(&q); got.Status != want || got.Tokens != 8*testBlockTokens || got.Lease == 0 {
 			t.Errorf("%d bytes of at most %d: %+v", 8*testBlockBytes, most, got)
 		}

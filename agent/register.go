@@ -3,15 +3,12 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/agent/report"
-	"github.com/kvagent/kvagent/agent/share"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -31,7 +28,6 @@ func (s *session) registerLocked(m *ipc.Register) error {
 	if s.seat.Load() != nil || s.mu.reg != nil {
 		return unexpected("REGISTER", "req", "the session has a registration, allowed is one until UNREGISTER")
 	}
-	s.mu.skipped = registration.Left{}
 	err := registration.Check(m, s.owner.cfg.Dir)
 	if err == nil && s.owner.switches.draining() {
 		err = errors.New("the agent is shutting down")
@@ -41,7 +37,7 @@ func (s *session) registerLocked(m *ipc.Register) error {
 		st, err = s.owner.registry.admit(s, m, s.ending)
 	}
 	if err != nil {
-		s.refuseLocked(registration.LeftOf(m), m.Instance, err)
+		s.refuseLocked(m.Req, m.Instance, err)
 		return nil
 	}
 	s.mu.reg = &registering{Gathering: registration.New(m), seat: st,
@@ -53,18 +49,18 @@ func (s *session) registerLocked(m *ipc.Register) error {
 	return nil
 }
 
-// regionsLocked serves REGIONS.
-func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
+// regionsLocked serves REGIONS. Parts of a registration that was refused, which were in flight, are
+// ignored.
+func (s *session) regionsLocked(m *ipc.Regions, fds []int) {
 	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
 		registration.CloseFDs(fds)
-		return s.skipPartLocked("REGIONS", m.Req, &s.mu.skipped.Regions, len(m.List))
+		return
 	}
 	if err := s.addRegionsLocked(m, fds); err != nil {
 		s.refusePartsLocked(err)
-		return nil
+		return
 	}
 	s.completeLocked()
-	return nil
 }
 
 // addRegionsLocked adds regions to the registration, and counts their descriptors even if the
@@ -80,25 +76,16 @@ func (s *session) addRegionsLocked(m *ipc.Regions, fds []int) (err error) {
 	return s.mu.reg.AddRegions(m, fds)
 }
 
-// segmentsLocked serves SEGMENTS.
-func (s *session) segmentsLocked(m *ipc.Segments) error {
+// segmentsLocked serves SEGMENTS, as regionsLocked does REGIONS.
+func (s *session) segmentsLocked(m *ipc.Segments) {
 	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
-		return s.skipPartLocked("SEGMENTS", m.Req, &s.mu.skipped.Segments, len(m.List))
+		return
 	}
 	if err := s.mu.reg.AddSegments(m); err != nil {
 		s.refusePartsLocked(err)
-		return nil
+		return
 	}
 	s.completeLocked()
-	return nil
-}
-
-// skipPartLocked ignores a part of a registration that is refused already: it was in flight.
-func (s *session) skipPartLocked(message string, req uint32, left *uint32, n int) error {
-	if s.mu.skipped.Req != req || !registration.Take(left, n) {
-		return unexpected(message, "req", "%d, allowed: that of the REGISTER whose parts are expected", req)
-	}
-	return nil
 }
 
 // completeLocked finishes a registration once all its parts have arrived.
@@ -149,44 +136,37 @@ func (s *session) install(reg *registering) (path string, err error) {
 
 // open imports all of the worker's regions, or none.
 func (s *session) open(reg *registering) error {
-	st := reg.seat
+	st, m := reg.seat, s.owner.memory
 	count, bytes := reg.Pieces(), reg.Bytes()
-	if err := s.owner.memory.mappings.Take(count, bytes); err != nil {
+	peer, err := m.take(s, count, bytes)
+	if err != nil {
 		return fmt.Errorf("regions: %w", err)
 	}
-	if err := s.importRegions(reg); err != nil {
-		s.owner.memory.mappings.Give(count, bytes)
+	if err := s.importRegions(reg, peer); err != nil {
+		m.give(peer, count, bytes)
 		return fmt.Errorf("regions: %w", err)
 	}
-	st.regions, st.bytes = count, bytes
+	st.peer, st.gpu, st.regions, st.bytes = peer, reg.GPU(), count, bytes
 	return nil
 }
 
-func (s *session) importRegions(reg *registering) error {
+func (s *session) importRegions(reg *registering, peer cudaipc.PeerID) error {
 	proof, err := s.conn.Hold()
 	if err != nil {
 		return err
 	}
-	peer := s.owner.memory.peers.take(s)
 	s.owner.memory.pendingFDs.Add(-int64(reg.FDs()))
 	im := reg.Imports(peer, s.pid)
 	im.Proof = proof
-	gone, unwatch := s.watchHangup()
-	defer unwatch()
-	im.Cancelled = gone
-	if err := s.owner.memory.device.Import(im); err != nil {
-		s.owner.memory.peers.give(peer)
-		return err
-	}
-	reg.seat.peer, reg.seat.gpu = peer, reg.GPU()
-	return nil
+	im.Cancelled = s.ending // also by the death of the engine, which run notices
+	return s.owner.memory.device.Import(im)
 }
 
 // refusePartsLocked refuses a registration that holds a seat.
 func (s *session) refusePartsLocked(err error) {
 	reg := s.mu.reg
 	s.abandonLocked()
-	s.refuseLocked(reg.Left, reg.Msg.Instance, err)
+	s.refuseLocked(reg.Msg.Req, reg.Msg.Instance, err)
 }
 
 // abandonLocked undoes a registration that is not complete.
@@ -200,130 +180,13 @@ func (s *session) abandonLocked() {
 	s.seat.Store(nil)
 }
 
-// refuseLocked answers a refused registration. Parts of it that are in flight will be ignored.
-func (s *session) refuseLocked(left registration.Left, instance string, err error) {
-	s.mu.skipped = left
+// refuseLocked answers a refused registration.
+func (s *session) refuseLocked(req uint32, instance string, err error) {
 	status, result := uint8(ipc.RegRefused), report.ResultRefused
 	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
 		status, result = ipc.RegClash, report.ResultClash
 	}
 	s.owner.metrics.Registrations[result].Add(1)
 	s.log.Warn("registration refused", zap.String("instance", instance), zap.Error(err))
-	s.answer(&ipc.Registered{Req: left.Req, Status: status, Text: err.Error()})
-}
-
-// hangupPoll is the interval at which a running import checks that its engine still exists: the
-// session's socket is not read meanwhile.
-const hangupPoll = 20 * time.Millisecond
-
-// watchHangup returns a channel that is closed when the peer has died or hung up, or the session is
-// to end. unwatch stops the watch.
-func (s *session) watchHangup() (gone <-chan struct{}, unwatch func()) {
-	noticed, over, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		tick := time.NewTicker(hangupPoll)
-		defer tick.Stop()
-		for !s.conn.HungUp() {
-			select {
-			case <-over:
-				return
-			case <-s.ending:
-				close(noticed)
-				return
-			case <-s.conn.Dead():
-				close(noticed)
-				return
-			case <-tick.C:
-			}
-		}
-		close(noticed)
-	}()
-	return noticed, func() {
-		close(over)
-		<-ended
-	}
-}
-
-// memory opens and closes the engines' memory in the device.
-type memory struct {
-	device     cudaipc.Device
-	mappings   *share.Mappings // the regions
-	peers      *peerNumbers    // the workers that own them
-	pendingFDs atomic.Int64    // descriptors of registrations that are not complete
-	maxPending int64           // such descriptors at once
-	log        *zap.Logger
-}
-
-// close closes a worker's regions. A copy still in flight means that the worker was closed too
-// early. The socket's end must prove that no memory is touched, so close logs that and waits as
-// long as it takes.
-func (m *memory) close(st *seat) {
-	pause := time.NewTicker(closeRetry)
-	defer pause.Stop()
-	logged := false
-	for {
-		err := m.device.Close(st.peer)
-		if err == nil {
-			break
-		}
-		if !logged {
-			logged = true
-			m.log.Error("regions do not close", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
-				zap.Error(err))
-		}
-		if !errors.Is(err, cudaipc.ErrBusy) {
-			return // the number is never used again, and the regions stay counted
-		}
-		<-pause.C
-	}
-	m.mappings.Give(st.regions, st.bytes)
-	m.peers.give(st.peer)
-}
-
-// closeRetry is the pause between attempts to close regions with a copy in flight.
-const closeRetry = time.Millisecond
-
-// peerNumbers assigns numbers to the workers whose memory is open. A number is reused only after
-// all others have been, and never while its regions are open.
-type peerNumbers struct {
-	mu   sync.Mutex
-	last cudaipc.PeerID
-	used map[cudaipc.PeerID]*session // whose memory it is
-}
-
-func newPeerNumbers() *peerNumbers { return &peerNumbers{used: make(map[cudaipc.PeerID]*session)} }
-
-func (p *peerNumbers) take(s *session) cudaipc.PeerID {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for {
-		p.last++
-		if _, taken := p.used[p.last]; !taken && p.last != cudaipc.AllPeers {
-			p.used[p.last] = s
-			return p.last
-		}
-	}
-}
-
-// owner returns the session of a number, or nil if it is not used.
-func (p *peerNumbers) owner(id cudaipc.PeerID) *session {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.used[id]
-}
-
-func (p *peerNumbers) give(id cudaipc.PeerID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.used, id)
-}
-
-// lostPeer ends the session of a worker whose memory was open in a mover that has ended. Its copies
-// have ended; the engine receives the reason and registers again.
-func (a *Agent) lostPeer(id cudaipc.PeerID, why error) {
-	if s := a.memory.peers.owner(id); s != nil {
-		s.terminate(endDevice, ipc.ErrCodeInternal,
-			fmt.Errorf("the worker's memory is not open any more; register again: %w", why))
-	}
+	s.answer(&ipc.Registered{Req: req, Status: status, Text: err.Error()})
 }

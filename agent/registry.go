@@ -24,7 +24,7 @@ type registry struct {
 	engines map[string]*engine
 	spaces  map[pool.Fingerprint]*space
 	unused  uint64        // count of spaces whose last engine left, ever
-	past    pastEpochs    // of spaces that were reset and removed
+	floor   uint32        // the highest epoch of a space that was reset and removed
 	changed chan struct{} // closed and replaced whenever a seat is vacated
 
 	view atomic.Pointer[view]
@@ -112,7 +112,7 @@ func (r *registry) spaceLocked(reg *ipc.Register) (*space, error) {
 		if len(r.spaces) >= r.limits.Spaces && !r.makeRoomLocked() {
 			return nil, fmt.Errorf("identity: engines use %d spaces, allowed: %d", len(r.spaces), r.limits.Spaces)
 		}
-		return newSpace(fp, identity, reg, r.past.next(fp)), nil
+		return newSpace(fp, identity, reg, r.floor+1), nil
 	}
 	if !sp.matches(identity) {
 		return nil, clashError{fmt.Errorf("identity: another identity has the fingerprint %x", fp)}
@@ -124,11 +124,7 @@ func (r *registry) spaceLocked(reg *ipc.Register) (*space, error) {
 func (r *registry) claim(st *seat) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := st.space.claimLocked(st.shards, st.sizes); err != nil {
-		return err
-	}
-	st.claimed = true
-	return nil
+	return st.space.claimLocked(st.shards, st.sizes)
 }
 
 // activate makes a seat registered, opens the pool's space if all sizes are known now, and calls
@@ -175,10 +171,6 @@ func (r *registry) vacate(st *seat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e, sp := st.engine, st.space
-	if st.claimed {
-		st.claimed = false
-		sp.disclaimLocked(st.shards)
-	}
 	r.disownLocked(st)
 	delete(sp.seats, st)
 	*e.place(st.role, st.rank) = nil

@@ -22,6 +22,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -221,14 +222,14 @@ func (r *rig) waitFor(what string, holds func(admin.Status) bool) {
 func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 
 // asker returns a look-up client of a socket of the agent.
-func (r *rig) asker(name string) *ipc.LookupClient {
-	c := ipc.DialLookup(r.path(name))
+func (r *rig) asker(name string) *mockengine.LookupClient {
+	c := mockengine.DialLookup(r.path(name))
 	r.t.Cleanup(func() { check(r.t, c.Close()) })
 	return c
 }
 
 // ask asks in the own form, with a deadline that a busy machine keeps.
-func ask(t testing.TB, c *ipc.LookupClient, q ipc.LookupRequest) ipc.LookupReply {
+func ask(t testing.TB, c *mockengine.LookupClient, q ipc.LookupRequest) ipc.LookupReply {
 	t.Helper()
 	q.Form = ipc.FormOwn
 	if q.DeadlineUS == 0 {

@@ -36,9 +36,8 @@ type session struct {
 	// Held by the reader while it serves a message, and by teardown afterwards.
 	mu struct {
 		sync.Mutex
-		ended   bool
-		reg     *registering      // parts are still expected
-		skipped registration.Left // parts of a refused registration that may still arrive
+		ended bool
+		reg   *registering // parts are still expected
 	}
 
 	closing sync.Once
@@ -63,10 +62,9 @@ const (
 	endSlow      = "slow"      // the peer did not read, or left a frame unfinished
 	endShutdown  = "shutdown"  // the agent ends
 	endDevice    = "device"    // the process that had the peer's memory open was lost
-	endPanic     = "panic"     // a defect of the agent: see protect
 )
 
-var endReasons = [...]string{endPeer, endHandshake, endMalformed, endLimit, endSlow, endShutdown, endDevice, endPanic}
+var endReasons = [...]string{endPeer, endHandshake, endMalformed, endLimit, endSlow, endShutdown, endDevice}
 
 // terminate ends the session. Only the first call counts.
 func (s *session) terminate(reason string, code uint8, detail error) {
@@ -80,10 +78,10 @@ func (s *session) terminate(reason string, code uint8, detail error) {
 func (s *session) run() {
 	var joins sync.WaitGroup
 	written := make(chan struct{})
-	joins.Go(func() { s.protect(panicReader, s.read) })
+	joins.Go(s.read)
 	joins.Go(func() {
 		defer close(written)
-		s.protect(panicWriter, s.write)
+		s.write()
 	})
 	select {
 	case <-s.conn.Dead():
@@ -121,7 +119,7 @@ func (s *session) greet() error {
 		Boot: s.owner.boot, Session: s.number, MaxFrame: ipc.MaxFrame, MaxJobBlocks: ipc.MaxJobBlocks,
 		MaxQueue: uint32(s.owner.cfg.Limits.Transfer.Queue), LeaseBytes: uint64(s.owner.cfg.LeaseBytes),
 		Peer: s.owner.cfg.PeerAddress,
-	}, ipc.MinVersion, ipc.Version)
+	})
 	if err != nil {
 		return err
 	}
@@ -165,9 +163,9 @@ func (s *session) serve(msg any, fds []int) error {
 	case *ipc.Register:
 		return s.registerLocked(m)
 	case *ipc.Regions:
-		return s.regionsLocked(m, fds)
+		s.regionsLocked(m, fds)
 	case *ipc.Segments:
-		return s.segmentsLocked(m)
+		s.segmentsLocked(m)
 	case *ipc.Unregister:
 		s.unregisterLocked(m)
 	case *ipc.Release:
@@ -211,10 +209,10 @@ func (s *session) rules() *lookup.Space {
 // that as soon as it has the answer. Only the reader calls it.
 func (s *session) answer(m any) {
 	s.conn.Served()
-	s.out.answer(m, s.ending)
+	s.notify(m)
 }
 
-// notify queues an unsolicited message. A peer whose outbox is full counts as dead.
+// notify queues a message. A peer whose outbox is full, because it does not read, counts as dead.
 func (s *session) notify(m any) {
 	if !s.out.push(m) {
 		s.terminate(endSlow, 0,
@@ -264,9 +262,7 @@ func (s *session) cancel(m *ipc.Cancel) {
 	if st == nil {
 		return // UNREGISTER ended it, and its DONE will be sent
 	}
-	if h := st.held.take(m.Job); h != nil {
-		h.cancel()
-	} else if w := st.worker.Load(); w != nil {
+	if w := st.worker.Load(); !st.held.cancel(m.Job) && w != nil {
 		w.Cancel(m.Job)
 	}
 }
@@ -298,13 +294,9 @@ func (s *session) reset(m *ipc.Reset) {
 }
 
 // outbox is the bounded queue of messages to one session. The writer takes them in order.
-// Completions and notices never wait; an overflow means that the peer does not read. Answers to the
-// peer's own requests wait while the queue is more than half full, which slows down a peer that
-// asks faster than it reads, and leaves room for completions.
 type outbox struct {
 	limit int
 	wake  chan struct{} // cap 1: there is something to write, or the box is closed
-	room  chan struct{} // cap 1: less than half full again
 
 	mu      sync.Mutex
 	waiting []any
@@ -313,29 +305,14 @@ type outbox struct {
 }
 
 func newOutbox(limit int) *outbox {
-	return &outbox{limit: limit, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+	return &outbox{limit: limit, wake: make(chan struct{}, 1)}
 }
 
 // push adds a message without waiting. It returns false if the queue is full or closed.
-func (o *outbox) push(m any) bool { return o.add(m, o.limit) }
-
-// answer adds a message once the queue is at most half full, or gives up when ending is closed.
-// Only the session's reader calls it.
-func (o *outbox) answer(m any, ending <-chan struct{}) bool {
-	for !o.add(m, o.limit/2) {
-		select {
-		case <-o.room:
-		case <-ending:
-			return false
-		}
-	}
-	return true
-}
-
-func (o *outbox) add(m any, limit int) bool {
+func (o *outbox) push(m any) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.closed || o.count >= limit {
+	if o.closed || o.count >= o.limit {
 		return false
 	}
 	o.waiting = append(o.waiting, m)
@@ -358,9 +335,6 @@ func (o *outbox) written() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.count--
-	if o.count < o.limit/2 {
-		signal(o.room)
-	}
 }
 
 // close ends the queue: waiting messages may still be written, further ones are refused.

@@ -41,7 +41,7 @@ func firstSession(boot [16]byte) uint64 { return binary.LittleEndian.Uint64(boot
 const acceptPause = 50 * time.Millisecond
 
 // accept serves the session socket until the listener is closed.
-func (all *sessions) accept(l *ipc.SessionListener, stop <-chan struct{}) {
+func (all *sessions) accept(l *ipc.SessionListener) {
 	for {
 		conn, err := l.Accept()
 		switch {
@@ -49,12 +49,7 @@ func (all *sessions) accept(l *ipc.SessionListener, stop <-chan struct{}) {
 			return
 		case err != nil:
 			all.rare.Error("session not accepted", zap.Error(err))
-			pause := time.NewTimer(acceptPause)
-			select {
-			case <-pause.C:
-			case <-stop:
-				pause.Stop()
-			}
+			time.Sleep(acceptPause)
 		default:
 			all.admitConn(conn)
 		}

@@ -27,10 +27,10 @@ func (a *Agent) Status() report.Status {
 	s := report.Status{
 		Version: a.cfg.Version, Boot: hex.EncodeToString(a.boot[:]), Since: a.since,
 		Draining: a.switches.draining(), Switches: a.switches.state(),
-		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.sessions.jobs(),
+		Sessions: len(a.sessions.list()), Regions: a.memory.open(), Jobs: a.sessions.jobs(),
 		Stuck: len(a.registry.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), LookupFaults: lookupFaults(&a.sockets.counts), Pool: a.pool.Stats(),
-		Movers: a.movers(), Orphans: report.Orphans{PIDs: []int{}},
+		Movers: a.movers(), Abandoned: a.cfg.Abandoned,
 		Sample: report.SampleStatus{
 			Every: a.cfg.VerifySample, LastMismatch: *cmp.Or(a.workers.mismatch.Load(), new(string)),
 		},
@@ -54,18 +54,15 @@ func (a *Agent) Status() report.Status {
 		report := a.tiers.Report()
 		s.Tiers = &report
 	}
-	if a.cfg.Orphans != nil {
-		s.Orphans = a.cfg.Orphans()
-	}
 	a.metrics.Fill(&s)
 	return s
 }
 
 // lookupFaults returns the counters of what went wrong, by name.
 func lookupFaults(c *ipc.LookupCounts) map[string]uint64 {
-	out := map[string]uint64{"panic": c.Panics.Load(), "unsent": c.Unsent.Load(), "connection": c.Dropped.Load()}
+	out := map[string]uint64{"unsent": c.Unsent.Load(), "connection": c.Dropped.Load()}
 	for reason := range c.Reasons {
-		out[ipc.Reason(reason).String()] += c.Reasons[reason].Load() // of a decoder that panics, too
+		out[ipc.Reason(reason).String()] = c.Reasons[reason].Load()
 	}
 	return out
 }
@@ -98,7 +95,7 @@ func (st *seat) status() report.WorkerStatus {
 	s := st.session
 	ws := report.WorkerStatus{
 		Session: s.number, Role: "worker", Rank: st.rank, Shards: st.shards, PID: s.pid, Software: s.software,
-		Version: s.conn.Version(), Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
+		Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
 	}
 	if st.role == ipc.RoleScheduler {
 		ws.Role = "scheduler"
@@ -143,7 +140,7 @@ func (a *Agent) cacheSpace(sp *space) report.CacheSpace {
 	rules := sp.open.Load()
 	out := report.CacheSpace{
 		Space: hex.EncodeToString(sp.fp[:]), Model: sp.model, Tenant: sp.pairs["tenant"], Dtype: sp.pairs["dtype"],
-		Groups: len(sp.groups), Shards: len(sp.claims),
+		Groups: len(sp.groups), Shards: len(sp.sizes),
 		Open: rules != nil, Epoch: a.registry.epochOf(sp), Engines: int(sp.complete.Load()), Blocks: -1,
 	}
 	if rules != nil {

@@ -33,7 +33,6 @@ type space struct {
 	hashTokens uint32
 
 	sizes  [][]uint32 // by shard, then group: bytes of one block; nil: not known
-	claims []int      // by shard: seats that claim its sizes
 	seats  map[*seat]struct{}
 	first  uint32 // its first weights epoch
 	epoch  uint32 // until the pool's space opens; resets before that count
@@ -50,7 +49,7 @@ func newSpace(fp pool.Fingerprint, identity []byte, r *ipc.Register, epoch uint3
 	return &space{
 		fp: fp, identity: identity, model: pairs["model"], pairs: pairs,
 		groups: r.Groups, hashTokens: r.HashTokens,
-		sizes: make([][]uint32, r.Shards), claims: make([]int, r.Shards),
+		sizes: make([][]uint32, r.Shards),
 		seats: make(map[*seat]struct{}), first: epoch, epoch: epoch,
 	}
 }
@@ -79,19 +78,8 @@ func (s *space) claimLocked(shards []uint32, sizes [][]uint32) error {
 	}
 	for i, shard := range shards {
 		s.sizes[shard] = sizes[i]
-		s.claims[shard]++
 	}
 	return nil
-}
-
-// disclaimLocked withdraws a claim. Unclaimed sizes are dropped unless the pool's space is open.
-func (s *space) disclaimLocked(shards []uint32) {
-	for _, shard := range shards {
-		s.claims[shard]--
-		if s.claims[shard] == 0 && s.open.Load() == nil {
-			s.sizes[shard] = nil
-		}
-	}
 }
 
 // openLocked opens the pool's space if all sizes are known; otherwise it does nothing.
@@ -152,7 +140,8 @@ func spaceField(fp pool.Fingerprint) zap.Field { return zap.String("space", hex.
 // its blocks. It is closed when nothing of it is stored, or when another space needs its place. Its
 // number in the pool is never reused, so a look-up or pin with that number finds nothing. The
 // epochs of a space that was reset are not reused either, so a save from before the reset stays
-// stale.
+// stale: new spaces begin above the highest of them. An engine that comes back to another space
+// then takes that for a reset, and loses its own cached blocks.
 
 // errSpaceClosed means that a space was closed before it could be reset.
 var errSpaceClosed = errors.New("the space is closed: no engine uses it")
@@ -177,7 +166,7 @@ func (r *registry) removeLocked(sp *space, last uint32) {
 	sp.closed = true
 	delete(r.spaces, sp.fp)
 	if last > sp.first {
-		r.past.add(sp.fp, last)
+		r.floor = max(r.floor, last)
 	}
 }
 
@@ -236,32 +225,3 @@ func (a *Agent) sweep() {
 		}
 	}
 }
-
-// maxPastEpochs bounds the removed spaces whose last weights epoch is kept. Beyond it, new spaces
-// begin above the highest of them; an engine that sees this takes its space for one that was reset,
-// and loses its own cached blocks.
-const maxPastEpochs = 4096
-
-// pastEpochs holds the last weights epochs of spaces that were reset and removed, so that none is
-// reused. The registry's mutex guards it.
-type pastEpochs struct {
-	last  map[pool.Fingerprint]uint32
-	floor uint32 // the highest of those dropped from last
-}
-
-// add records that a space was removed in its epoch last.
-func (p *pastEpochs) add(fp pool.Fingerprint, last uint32) {
-	if len(p.last) >= maxPastEpochs {
-		for _, epoch := range p.last {
-			p.floor = max(p.floor, epoch)
-		}
-		p.last = nil
-	}
-	if p.last == nil {
-		p.last = make(map[pool.Fingerprint]uint32)
-	}
-	p.last[fp] = last
-}
-
-// next returns the first epoch of a space that is made now.
-func (p *pastEpochs) next(fp pool.Fingerprint) uint32 { return max(p.floor, p.last[fp]) + 1 }

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestStagesAreShown expects each job that copied to be in the metrics, in the status and in the
-// debug log with its stages, and one that found nothing in the log alone.
+// TestStagesAreShown expects each job that copied to be in the metrics and in the debug log
+// with its stages, and one that found nothing in the log alone.
 func TestStagesAreShown(t *testing.T) {
 	r := newRig(t)
 	_, workers, answer := r.joinEngine(register("a"))
@@ -17,15 +17,6 @@ func TestStagesAreShown(t *testing.T) {
 		if got := workers[0].load(answer.Epoch, 0, chain(from, 4), 8); !all(got, want) {
 			t.Fatalf("load: %v", got)
 		}
-	}
-	stages := r.guests.Status().Stages
-	for _, s := range stages {
-		if s.Jobs != 1 || s.P50MS < 0 || s.P99MS < s.P50MS {
-			t.Errorf("%+v, want one job", s)
-		}
-	}
-	if len(stages) != 10 {
-		t.Errorf("%d stages, want 5 for each direction", len(stages))
 	}
 	_, text := r.admin("GET", "/metrics")
 	for _, series := range []string{`{direction="load",stage="step"} 1`, `{direction="save",stage="report"} 1`} {

@@ -12,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -87,7 +88,7 @@ func goodFrames(rng *rand.Rand) [][]byte {
 		&ipc.Cancel{Job: rng.Uint64()}, &ipc.Pong{Req: 1}, &ipc.Welcome{Version: ipc.Version},
 		offer("storm", 2), offered("storm", 2), delivered("storm"),
 	} {
-		frame, err := ipc.Encode(make([]byte, 4), ipc.Version, msg)
+		frame, err := ipc.Encode(make([]byte, 4), msg)
 		if err != nil {
 			panic(err)
 		}
@@ -103,8 +104,7 @@ func TestUnexpectedMessages(t *testing.T) {
 	for name, send := range map[string]func(*client){
 		"agent's own":   func(c *client) { c.send(&ipc.Pong{Req: 1}) },
 		"second":        func(c *client) { c.send(schedulerOf(register("a"))); c.send(schedulerOf(register("b"))) },
-		"parts of none": func(c *client) { c.send(&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Bytes: 1}}}) },
-		"HELLO again":   func(c *client) { c.send(&ipc.Hello{MinVersion: ipc.MinVersion, MaxVersion: ipc.Version}) },
+		"HELLO again":   func(c *client) { c.send(&ipc.Hello{MinVersion: ipc.Version, MaxVersion: ipc.Version}) },
 		"two jobs, one": func(c *client) { twoJobs(c) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -141,7 +141,7 @@ func TestSessionLimit(t *testing.T) {
 	pooltest.Until(t, "both are held", func() bool { return r.agent.sessions.places.Held() == 2 })
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	_, _, err := ipc.DialSession(ctx, r.path(socketdir.Session), "third", ipc.MinVersion, ipc.Version)
+	_, _, err := mockengine.DialSession(ctx, r.path(socketdir.Session), "third")
 	if !contains(err, "allowed: 2 of all") {
 		t.Fatalf("%v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/fault"
@@ -66,7 +67,7 @@ func (r *rig) waitTier(entries uint64) {
 }
 
 // askUntil asks again while the answer is pending.
-func askUntil(t testing.TB, c *ipc.LookupClient, q ipc.LookupRequest) (got ipc.LookupReply) {
+func askUntil(t testing.TB, c *mockengine.LookupClient, q ipc.LookupRequest) (got ipc.LookupReply) {
 	t.Helper()
 	pooltest.Until(t, "the answer is not pending", func() bool {
 		got = ask(t, c, q)
@@ -307,7 +308,7 @@ func (k *lookupSock) handleNow(q *ipc.LookupRequest) ipc.LookupReply {
 }
 
 // askRaw is ask with the deadline that is given.
-func askRaw(t testing.TB, c *ipc.LookupClient, q ipc.LookupRequest) ipc.LookupReply {
+func askRaw(t testing.TB, c *mockengine.LookupClient, q ipc.LookupRequest) ipc.LookupReply {
 	t.Helper()
 	q.Form = ipc.FormOwn
 	reply, err := c.Ask(&q, patience)
@@ -394,7 +395,6 @@ func TestAnswerSaysWhereBlocksComeFrom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r, _, _, _, q := slowTier(t, fault.Hang, tier.Tier{Local: local})
 			look := r.asker(socketdir.Lookup)
-			q.Version = 3
 			probe := q // brings all of it to memory
 			probe.Want = ipc.WantProbe
 			askUntil(t, look, probe)
@@ -464,7 +464,6 @@ func TestForeignFormOverTiers(t *testing.T) {
 	r, _, _, _, q := slowTier(t, fault.Hang, tier.Tier{})
 	// as a socket of the space, but its goroutine is ours
 	one := &lookupSock{answers: r.agent.sockets.answers, fp: q.Space}
-	one.engines.Store(&[]*engine{})
 	foreign := ipc.LookupRequest{Form: ipc.FormUpstream, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8)}
 	pooltest.Until(t, "all is found", func() bool {
 		got := one.handleNow(&foreign)

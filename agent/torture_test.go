@@ -10,6 +10,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 )
 
 // Engines come, save, look up, load, reset, and end in all ways, all at once and in a pool that is
@@ -45,7 +46,7 @@ type player struct {
 	r                      *rig
 	name                   string
 	rng                    *rand.Rand
-	look                   *ipc.LookupClient
+	look                   *mockengine.LookupClient
 	loaded, wanted, leases int
 }
 

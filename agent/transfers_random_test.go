@@ -10,6 +10,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 )
 
 // Prefill and decode engines on two nodes at random: transfers are offered, saved in pieces, given
@@ -67,7 +68,7 @@ type promises struct {
 	rng            *rand.Rand
 	name           string
 	p, d           *peerNode
-	look           *ipc.LookupClient
+	look           *mockengine.LookupClient
 	loaded, waited int
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
@@ -28,7 +29,7 @@ type pair struct {
 	epoch     uint32
 	decode    *client // D's scheduler
 	loader    *client
-	look      *ipc.LookupClient
+	look      *mockengine.LookupClient
 	loadEpoch uint32
 }
 
@@ -261,7 +262,6 @@ func TestTransferCompleteWhileAsked(t *testing.T) {
 				x.say(offered("a", 8))
 			})}
 			sock := &lookupSock{answers: &k}
-			sock.engines.Store(&[]*engine{})
 			q := x.question(8, "a")
 			q.Form, q.DeadlineUS, q.Want = ipc.FormOwn, uint32(patience/time.Microsecond), ipc.WantProbe
 			if reserve {

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -45,7 +44,7 @@ func (w *workers) start(st *seat) error {
 		Integrity: w.cfg.Integrity, Sampling: w.sampling(st),
 		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.guests.Awaited(space) },
 		Refusable: w.tiers == nil, // else tiers below memory are to have what is saved
-		Limits:    w.cfg.Limits.Transfer, Complete: st.session.complete,
+		Limits:    w.cfg.Limits.Transfer, Complete: st.session.report,
 	})
 	if err != nil {
 		return fmt.Errorf("segments: %w", err)
@@ -86,20 +85,14 @@ func (w *workers) sampling(st *seat) transfer.Sampling {
 // mismatched records and logs that a block's bytes differ between an engine and the pool. The block
 // has been dropped already.
 func (w *workers) mismatched(st *seat, m *transfer.Mismatch) {
-	op := [...]string{transfer.Save: "save", transfer.Load: "load"}[m.Kind]
-	hash, engine, slot := hex.EncodeToString(m.Hash), fmt.Sprintf("%08x", m.Engine), fmt.Sprintf("%08x", m.Slot)
-	text := fmt.Sprintf("%s of %s of instance %q: group %d, block %s (the engine's %d): "+
-		"the engine's memory has the sum %s, the pool %s",
-		op, placeName(st.role, st.rank), st.engine.instance, m.Group, hash, m.Block, engine, slot)
-	text = fmt.Sprintf("%s: %s", time.Now().UTC().Format(time.RFC3339), text)
-	w.mismatch.Store(&text)
+	text := fmt.Sprintf("%s of %s of instance %q: group %d, block %x (the engine's %d): "+
+		"the engine's memory has the sum %08x, the pool %08x", report.DirectionNames[m.Kind],
+		placeName(st.role, st.rank), st.engine.instance, m.Group, m.Hash, m.Block, m.Engine, m.Slot)
+	dated := time.Now().UTC().Format(time.RFC3339) + ": " + text
+	w.mismatch.Store(&dated)
 	w.rare.Error("a block has other bytes in the engine than in the pool: it is dropped, and the worker's "+
 		"next blocks are all checked; the cause is a broken copy, or broken memory",
-		zap.String("op", op), zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
-		zap.Uint8("group", m.Group), zap.String("hash", hash),
-		zap.Uint32("block", m.Block), zap.String("sum_in_engine", engine), zap.String("sum_in_pool", slot),
-		zap.Uint64("job", m.Job),
-		zap.String("status", report.StatusNames[m.Status]))
+		zap.String("block", text), zap.Uint64("job", m.Job), zap.String("status", report.StatusNames[m.Status]))
 }
 
 // setBudget serves BUDGET, which a registered worker may send once. An agent that cannot keep to it

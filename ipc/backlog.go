@@ -17,28 +17,20 @@ type backlog struct {
 	raw syscall.RawConn
 
 	mu   sync.Mutex
-	busy bool          // a frame was begun to be read, and its message was not served yet
-	over chan struct{} // closed when nothing waits any more; nil: nobody asked
-	end  bool          // nothing more is served
+	busy bool // a frame was begun to be read, and its message was not served yet
+	end  bool // nothing more is served
 }
 
 // Served says that the message that Recv returned last was served. The next Recv says so too.
-func (c *Conn) Served() { c.backlog.served() }
+func (c *Conn) Served() { c.backlog.set(&c.backlog.busy, false) }
 
-// Unserved returns nil if everything that the peer had sent before the call was served, or the
-// session has ended. Otherwise it returns a channel that is closed when nothing waits any more. It
-// may be called from any goroutine.
-func (c *Conn) Unserved() <-chan struct{} {
+// Unserved reports whether something that the peer had sent before the call was not served. It
+// returns false after the session has ended. It may be called from any goroutine.
+func (c *Conn) Unserved() bool {
 	b := &c.backlog
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.end || !b.busy && b.arrived() == 0 {
-		return nil
-	}
-	if b.over == nil {
-		b.over = make(chan struct{})
-	}
-	return b.over
+	return !b.end && (b.busy || b.arrived() > 0)
 }
 
 // read reads the first bytes of a frame, and the descriptors that come with them. The frame counts
@@ -46,7 +38,7 @@ func (c *Conn) Unserved() <-chan struct{} {
 func (b *backlog) read(p, oob []byte) (n, oobn, flags int, err error) {
 	var failed error
 	err = b.raw.Read(func(fd uintptr) bool {
-		b.take()
+		b.set(&b.busy, true)
 		for {
 			n, oobn, flags, _, failed = unix.Recvmsg(int(fd), p, oob, unix.MSG_CMSG_CLOEXEC)
 			if !errors.Is(failed, unix.EINTR) {
@@ -54,7 +46,7 @@ func (b *backlog) read(p, oob []byte) (n, oobn, flags int, err error) {
 			}
 		}
 		if errors.Is(failed, unix.EAGAIN) {
-			b.served()
+			b.set(&b.busy, false)
 			return false
 		}
 		return true
@@ -70,34 +62,10 @@ func (b *backlog) read(p, oob []byte) (n, oobn, flags int, err error) {
 	return n, oobn, flags, nil
 }
 
-func (b *backlog) take() {
+func (b *backlog) set(flag *bool, on bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.busy = true
-}
-
-func (b *backlog) served() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.busy = false
-	if b.over != nil && b.arrived() == 0 {
-		b.releaseLocked()
-	}
-}
-
-// finish ends all waits: the session has ended.
-func (b *backlog) finish() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.end = true
-	b.releaseLocked()
-}
-
-func (b *backlog) releaseLocked() {
-	if b.over != nil {
-		close(b.over)
-		b.over = nil
-	}
+	*flag = on
 }
 
 // arrived returns the bytes that wait in the socket; 0 after Close.

@@ -21,9 +21,6 @@ const (
 	SendTimeout      = 5 * time.Second // for sending one frame; after that the peer counts as dead
 	FrameTimeout     = 5 * time.Second // from the first byte of a frame to its last
 	HandshakeTimeout = 5 * time.Second
-	// stallGrace is added once to a deadline that has passed: if this process was stopped
-	// (SIGSTOP), the bytes may have arrived meanwhile.
-	stallGrace = time.Second
 )
 
 // Conn is one session: frames with messages and descriptors over a Unix stream socket, and the
@@ -37,8 +34,7 @@ type Conn struct {
 	peer     peercred.Cred
 	pidfd    *os.File // nil: none
 	accepted bool     // this is the agent's end
-	version  atomic.Uint32
-	times    struct{ send, frame, grace time.Duration }
+	times    struct{ send, frame time.Duration }
 
 	send struct {
 		sync.Mutex
@@ -61,10 +57,10 @@ type Conn struct {
 	close    sync.Once
 }
 
-// newConn takes over uc. With accepted, at the agent's end, the death of the peer's process ends
+// NewConn takes over uc. With accepted, at the agent's end, the death of the peer's process ends
 // Recv. At a client's end only the end of the socket does, because it proves that no process
 // touches the client's memory any more.
-func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
+func NewConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
 	raw, err := uc.SyscallConn()
 	if err != nil {
 		uc.Close()
@@ -77,8 +73,7 @@ func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
 	}
 	c := &Conn{uc: uc, peer: peer, pidfd: peercred.Watchable(pidfd), accepted: accepted}
 	c.backlog.raw = raw
-	c.times.send, c.times.frame, c.times.grace = SendTimeout, FrameTimeout, stallGrace
-	c.version.Store(MinVersion)
+	c.times.send, c.times.frame = SendTimeout, FrameTimeout
 	c.dead.ch = make(chan struct{})
 	c.recv.oob = make([]byte, unix.CmsgSpace(4*MaxRegionsMessage))
 	if exited {
@@ -139,9 +134,6 @@ func (c *Conn) Cause() error {
 // Peer returns the identity of the process at the other end.
 func (c *Conn) Peer() peercred.Cred { return c.peer }
 
-// Version returns the version in use: MinVersion until the handshake has ended.
-func (c *Conn) Version() uint32 { return c.version.Load() }
-
 // Hold returns another descriptor of this end of the socket, which the caller owns. Until it is
 // closed the peer does not see the socket's end, whatever becomes of c.
 func (c *Conn) Hold() (int, error) {
@@ -154,18 +146,6 @@ func (c *Conn) Hold() (int, error) {
 	return fd, nil
 }
 
-// HungUp reports whether the peer has closed its end, or its sending side. Unlike Dead it needs no
-// call of Recv; messages that the peer sent before may still be waiting. It returns false after
-// Close.
-func (c *Conn) HungUp() (up bool) {
-	_ = c.backlog.raw.Control(func(own uintptr) { // fails when c is closed
-		fds := []unix.PollFd{{Fd: int32(own), Events: unix.POLLRDHUP}}
-		n, err := unix.Poll(fds, 0)
-		up = n > 0 && err == nil
-	})
-	return up
-}
-
 // CloseWrite ends the sending side. Recv continues.
 func (c *Conn) CloseWrite() error { return c.uc.CloseWrite() }
 
@@ -176,7 +156,7 @@ func (c *Conn) Close() error {
 	c.close.Do(func() {
 		c.end(ErrClosed)
 		err = c.uc.Close()
-		c.backlog.finish()
+		c.backlog.set(&c.backlog.end, true)
 		if c.pidfd != nil {
 			err = errors.Join(err, c.pidfd.Close())
 		}
@@ -201,7 +181,7 @@ func (c *Conn) receive(idle time.Duration) (msg any, fds []int, err error) {
 	}
 	frame, fds, err := c.readFrame(idle)
 	if err == nil {
-		msg, err = Decode(c.Version(), frame)
+		msg, err = Decode(frame)
 	}
 	if err == nil && descriptors(msg) != len(fds) {
 		err = &MalformedError{ReasonDescriptors, messages[frame[1]].name, "descriptors",
@@ -218,7 +198,7 @@ func (c *Conn) receive(idle time.Duration) (msg any, fds []int, err error) {
 		c.end(err)
 	}
 	c.recv.err = err
-	c.backlog.finish()
+	c.backlog.set(&c.backlog.end, true)
 	return nil, nil, err
 }
 
@@ -239,8 +219,7 @@ func (c *Conn) readFrame(idle time.Duration) (frame []byte, fds []int, err error
 		return nil, fds, err
 	}
 	c.uc.SetReadDeadline(time.Now().Add(c.times.frame))
-	graced := false
-	if err := c.readFull(header[n:], &graced); err != nil {
+	if err := c.readFull(header[n:]); err != nil {
 		return nil, fds, err
 	}
 	size := binary.BigEndian.Uint32(header[:])
@@ -249,11 +228,11 @@ func (c *Conn) readFrame(idle time.Duration) (frame []byte, fds []int, err error
 			fmt.Sprintf("%d, allowed is 1 to %d", size, MaxFrame)}
 	}
 	frame = make([]byte, min(size, firstRead))
-	if err := c.readFull(frame, &graced); err != nil || size == uint32(len(frame)) {
+	if err := c.readFull(frame); err != nil || size == uint32(len(frame)) {
 		return frame, fds, err
 	}
 	whole := make([]byte, size)
-	return whole, fds, c.readFull(whole[copy(whole, frame):], &graced)
+	return whole, fds, c.readFull(whole[copy(whole, frame):])
 }
 
 func deadline(idle time.Duration) time.Time {
@@ -296,25 +275,16 @@ func rights(oob []byte) (fds []int) {
 	return fds
 }
 
-// readFull fills b before the current deadline, which stallGrace extends once.
-func (c *Conn) readFull(b []byte, graced *bool) error {
-	for len(b) > 0 {
-		n, err := c.uc.Read(b)
-		b = b[n:]
-		switch {
-		case err == nil:
-		case errors.Is(err, io.EOF):
-			return io.ErrUnexpectedEOF
-		case errors.Is(err, os.ErrDeadlineExceeded) && !*graced:
-			*graced = true
-			c.uc.SetReadDeadline(time.Now().Add(c.times.grace))
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return ErrStalled
-		default:
-			return err
-		}
+// readFull fills b before the current deadline.
+func (c *Conn) readFull(b []byte) error {
+	_, err := io.ReadFull(c.uc, b)
+	switch {
+	case errors.Is(err, io.EOF):
+		return io.ErrUnexpectedEOF
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return ErrStalled
 	}
-	return nil
+	return err
 }
 
 const (
@@ -336,7 +306,7 @@ func (c *Conn) Send(msg any, fds ...int) error {
 	if c.send.err != nil {
 		return c.send.err
 	}
-	frame, err := Encode(append(c.send.buf[:0], 0, 0, 0, 0), c.Version(), msg)
+	frame, err := Encode(append(c.send.buf[:0], 0, 0, 0, 0), msg)
 	if err != nil {
 		return err
 	}
@@ -367,20 +337,9 @@ func (c *Conn) write(frame []byte, fds []int) error {
 		oob = unix.UnixRights(fds...)
 	}
 	c.uc.SetWriteDeadline(time.Now().Add(c.times.send))
-	graced := false
-	for len(frame) > 0 {
-		n, _, err := c.uc.WriteMsgUnix(frame, oob, nil)
-		if n > 0 {
-			frame, oob = frame[n:], nil
-		}
-		switch {
-		case err == nil:
-		case errors.Is(err, os.ErrDeadlineExceeded) && !graced:
-			graced = true
-			c.uc.SetWriteDeadline(time.Now().Add(c.times.grace))
-		default:
-			return err
-		}
+	n, _, err := c.uc.WriteMsgUnix(frame, oob, nil)
+	if err == nil && n < len(frame) {
+		_, err = c.uc.Write(frame[n:])
 	}
-	return nil
+	return err
 }

@@ -24,7 +24,7 @@ var messages, numbersOf = makeMessages(map[uint8]any{
 
 // limits are the limits that tags name, besides numbers.
 var limits = map[string]uint64{
-	"MinVersion": MinVersion, "Version": Version, "MaxFrame": MaxFrame, "MaxHashLen": MaxHashLen, "MaxName": MaxName,
+	"Version": Version, "MaxFrame": MaxFrame, "MaxHashLen": MaxHashLen, "MaxName": MaxName,
 	"MaxText": MaxText, "MaxIdentityPairs": MaxIdentityPairs, "MaxIdentityBytes": MaxIdentityBytes,
 	"MaxGroups": MaxGroups, "MaxGroups-1": MaxGroups - 1, "MaxWorld": MaxWorld, "MaxWorld-1": MaxWorld - 1,
 	"MaxShards": MaxShards, "MaxShards-1": MaxShards - 1, "MaxRegions": MaxRegions,
@@ -127,9 +127,8 @@ func wireName(name string) string {
 // Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its
 // length. It refuses what Decode would refuse with a *MalformedError, and then dst is unchanged. It
 // only reads msg.
-func Encode(dst []byte, version uint32, msg any) ([]byte, error) {
-	w := wire{version: version, buf: dst, message: "message"}
-	w.checkVersion()
+func Encode(dst []byte, msg any) ([]byte, error) {
+	w := wire{buf: dst, message: "message"}
 	if typ, is := numbersOf[reflect.TypeOf(msg)]; is {
 		m := messages[typ]
 		w.message = m.name
@@ -149,9 +148,9 @@ func Encode(dst []byte, version uint32, msg any) ([]byte, error) {
 
 // Decode reads one frame. It returns a pointer to one of the session's messages, whose byte slices
 // lie in frame, or a *MalformedError. Encode writes what Decode accepts as the same bytes.
-func Decode(version uint32, frame []byte) (any, error) {
-	w := wire{decoding: true, version: version, buf: frame, message: "message"}
-	w.checkVersion()
+func Decode(frame []byte) (read any, err error) {
+	defer Guard(&err)
+	w := wire{decoding: true, buf: frame, message: "message"}
 	if len(frame) > MaxFrame {
 		w.fail(ReasonTooLarge, "", "%d bytes, allowed is 1 to %d", len(frame), MaxFrame)
 	}
@@ -165,7 +164,7 @@ func Decode(version uint32, frame []byte) (any, error) {
 	}
 	w.message = m.name
 	if count != 1+len(m.fields) {
-		w.fail(ReasonFields, "", "%d fields, version %d has %d", count, version, 1+len(m.fields))
+		w.fail(ReasonFields, "", "%d fields, allowed is %d", count, 1+len(m.fields))
 	}
 	msg := reflect.New(m.of)
 	w.walk(m, msg.Elem())
@@ -176,12 +175,6 @@ func Decode(version uint32, frame []byte) (any, error) {
 		return nil, w.err
 	}
 	return msg.Interface(), nil
-}
-
-func (w *wire) checkVersion() {
-	if w.version < MinVersion || w.version > Version {
-		w.fail(ReasonVersion, "version", "%d, allowed is %d to %d", w.version, MinVersion, Version)
-	}
 }
 
 // walk reads or writes the fields of a struct, and checks it as a whole.

@@ -15,7 +15,7 @@ func TestEncodeOnlyReads(t *testing.T) {
 	for _, m := range sessionMessages() {
 		var wg sync.WaitGroup
 		for range 3 {
-			wg.Go(func() { enc(m.version, m.msg) })
+			wg.Go(func() { enc(m.msg) })
 		}
 		wg.Wait()
 	}
@@ -39,7 +39,7 @@ func TestDecodeMakesNothingOfPromises(t *testing.T) {
 	}
 	for name, frame := range frames {
 		if n := bytesPerRun(func() {
-			if _, err := Decode(Version, frame); err == nil {
+			if _, err := Decode(frame); err == nil {
 				t.Fatalf("%s: accepted", name)
 			}
 		}); n > 2048 {
@@ -76,7 +76,7 @@ func bytesPerRun(f func()) uint64 {
 func TestTextsFit(t *testing.T) {
 	for _, text := range []string{strings.Repeat("ä", MaxText), "x" + strings.Repeat("ä", MaxText),
 		strings.Repeat("€", MaxText), "bad \xff bytes", strings.Repeat("\xff", 2*MaxText)} {
-		m, err := Decode(Version, enc(Version, &Error{Text: text}))
+		m, err := Decode(enc(&Error{Text: text}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,14 +87,14 @@ func TestTextsFit(t *testing.T) {
 		}
 	}
 	var e *MalformedError
-	if _, err := Encode(nil, Version, &Hello{MinVersion: 1, MaxVersion: 1,
+	if _, err := Encode(nil, &Hello{MinVersion: 1, MaxVersion: 1,
 		Software: strings.Repeat("x", MaxName+1)}); !errors.As(err, &e) || e.Field != "software" ||
 		!strings.Contains(err.Error(), "allowed is 0 to 128") {
 		t.Errorf("a long name: %v", err)
 	}
 	long := &Register{Instance: "x", World: 1, Shards: 1, Groups: []GroupDesc{{1, 1, 0}}, HashTokens: 1,
 		Identity: []Pair{{"a", strings.Repeat("v", MaxIdentityBytes)}}}
-	if _, err := Encode(nil, Version, long); !errors.As(err, &e) || e.Field != "identity" {
+	if _, err := Encode(nil, long); !errors.As(err, &e) || e.Field != "identity" {
 		t.Errorf("a long identity: %v", err)
 	}
 }
@@ -102,7 +102,7 @@ func TestTextsFit(t *testing.T) {
 // An encoder's error leaves the caller's buffer as it was.
 func TestEncodeErrorKeepsBuffer(t *testing.T) {
 	b := []byte("before")
-	got, err := Encode(b, Version, &Hello{})
+	got, err := Encode(b, &Hello{})
 	if err == nil || string(got) != "before" {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -123,11 +123,11 @@ func TestJobBlocks(t *testing.T) {
 			Blocks: make([]byte, MaxJobBlocks*2)})
 	}
 	var e *MalformedError
-	if _, err := Encode(nil, Version, save); !errors.As(err, &e) || e.Field != "sections" || e.Reason != ReasonRange {
+	if _, err := Encode(nil, save); !errors.As(err, &e) || e.Field != "sections" || e.Reason != ReasonRange {
 		t.Errorf("12,288 blocks: %v", err)
 	}
 	save.Sections = save.Sections[:2]
-	if _, err := Encode(nil, Version, save); err != nil {
+	if _, err := Encode(nil, save); err != nil {
 		t.Errorf("8,192 blocks: %v", err)
 	}
 }

@@ -112,13 +112,12 @@ func appendGroups(w *wire, f *Frames, groups []uint8) {
 	f.end()
 }
 
-// decodeReply reads the answer to a request of form f. version is that of an own answer, otherwise
-// 0.
-func decodeReply(f Form, frame []byte) (a LookupReply, version uint8, err error) {
+// decodeReply reads the answer to a request of form f.
+func decodeReply(f Form, frame []byte) (a LookupReply, err error) {
 	w := wire{decoding: true, message: "look-up reply", buf: frame}
 	switch f {
 	case FormOwn:
-		version = a.walkOwn(&w)
+		a.walkOwn(&w)
 	case FormReset:
 		if w.exactly(1); w.err == nil && frame[0] > 1 {
 			w.fail(ReasonRange, "", "%d, allowed is 0 to 1", frame[0])
@@ -135,9 +134,9 @@ func decodeReply(f Form, frame []byte) (a LookupReply, version uint8, err error)
 		}
 	}
 	if w.err != nil {
-		return LookupReply{}, 0, w.err
+		return LookupReply{}, w.err
 	}
-	return a, version, nil
+	return a, nil
 }
 
 func (w *wire) exactly(n int) {
@@ -158,6 +157,6 @@ func (l *LookupClient) askForm(r *LookupRequest, timeout time.Duration) (LookupR
 	if err != nil {
 		return LookupReply{}, err
 	}
-	a, _, err := decodeReply(r.Form, answer)
+	a, err := decodeReply(r.Form, answer)
 	return a, err
 }

@@ -37,7 +37,7 @@ func (r *LookupRequest) Deadline() time.Duration {
 // least its first few bytes.
 func detectForm(n int, head []byte, size int) Form {
 	switch {
-	case n == 1 && size >= ownMinBytes && ownVersionOf(head[0]) > 0:
+	case n == 1 && size >= ownMinBytes && head[0] == mpArray|ownFields:
 		return FormOwn
 	case n == 4 && size == len(upstreamLookup) && string(head) == upstreamLookup:
 		return FormUpstream
@@ -59,7 +59,7 @@ type Parser struct {
 }
 
 // Parse reads f into r, whose slices then lie in f.Buf or in the parser. After an error, a
-// *MalformedError, only r.Form and r.Version are valid: the form to answer in.
+// *MalformedError, only r.Form is valid: the form to answer in.
 func (p *Parser) Parse(f *Frames, r *LookupRequest) error {
 	*r = LookupRequest{}
 	w := wire{decoding: true, message: "look-up"}
@@ -71,14 +71,12 @@ func (p *Parser) Parse(f *Frames, r *LookupRequest) error {
 	r.Form = detectForm(f.Len(), head, len(head))
 	w.message = formMessages[r.Form]
 	if f.Len() > MaxLookupFrames || f.Bytes() > MaxLookupBytes {
-		r.Version = ownVersion(r.Form, head)
 		w.fail(ReasonTooLarge, "", "%d frames, %d bytes, allowed is 1 to %d and %d", f.Len(), f.Bytes(),
 			MaxLookupFrames, MaxLookupBytes)
 		return w.err
 	}
 	switch r.Form {
 	case FormOwn:
-		r.Version = ownVersion(r.Form, head)
 		w.buf = head
 		r.walkOwn(&w)
 	case FormUpstream:
@@ -123,27 +121,11 @@ func (r *LookupRequest) checkHashes(w *wire) {
 // ownFields are the fields of an own request, whose first byte says so.
 const ownFields = 13
 
-// ownVersionOf returns the version of an own request by its first byte, or 0 if it is none.
-func ownVersionOf(first byte) uint8 {
-	if first == mpArray|ownFields {
-		return Version
-	}
-	return 0
-}
-
-// ownVersion returns the version of an own request by its first byte, even if the rest is
-// malformed; 0 for another form.
-func ownVersion(f Form, head []byte) uint8 {
-	if f != FormOwn {
-		return 0
-	}
-	return ownVersionOf(head[0])
-}
-
-// walkOwn walks the fields of docs/PROTOCOL.md section 2.1. r.Version is that of the first byte.
+// walkOwn walks the fields of docs/PROTOCOL.md section 2.1.
 func (r *LookupRequest) walkOwn(w *wire) {
 	w.array("", ownFields, ownFields, ownFields)
-	num(w, "version", &r.Version, MinVersion, Version)
+	version := uint8(Version)
+	num(w, "version", &version, Version, Version)
 	w.bin16("space", &r.Space)
 	num(w, "session", &r.Session, 0, math.MaxUint64)
 	num(w, "want", (*uint8)(&r.Want), 0, uint8(WantReady))
@@ -164,14 +146,10 @@ func (r *LookupRequest) walkOwn(w *wire) {
 	}
 }
 
-// AppendRequest appends a request in the own form to f. One with Version 0 gets the newest. After
-// an error f is unchanged.
+// AppendRequest appends a request in the own form to f. After an error f is unchanged.
 func AppendRequest(f *Frames, r *LookupRequest) error {
 	w := wire{message: formMessages[FormOwn], buf: f.Buf}
-	own := *r
-	if own.Version == 0 {
-		own.Version = Version
-	}
+	own := *r // several goroutines may append one request
 	own.walkOwn(&w)
 	if w.err != nil {
 		return w.err

@@ -26,18 +26,18 @@ func readVectors[T any](f *testing.F, name string) (read T) {
 func FuzzDecode(f *testing.F) {
 	file := readVectors[sessionFile](f, "session.json")
 	for _, v := range file.Messages {
-		f.Add(v.Version, unhexString(f, v.Hex))
+		f.Add(unhexString(f, v.Hex))
 	}
 	for _, v := range file.Malformed {
-		f.Add(v.Version, unhexString(f, v.Hex))
+		f.Add(unhexString(f, v.Hex))
 	}
-	f.Fuzz(func(t *testing.T, version uint32, frame []byte) {
-		msg, err := Decode(version, frame)
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		msg, err := Decode(frame)
 		if err != nil {
 			reasonOf(t, err)
 			return
 		}
-		again, err := Encode(nil, version, msg)
+		again, err := Encode(nil, msg)
 		if err != nil || !bytes.Equal(again, frame) {
 			t.Fatalf("%x decodes to %+v, which encodes to %x, %v", frame, msg, again, err)
 		}
@@ -49,12 +49,12 @@ func FuzzDecodeReply(f *testing.F) {
 		f.Add(uint8(formOf(f, v.Form)), unhexString(f, v.Hex))
 	}
 	f.Fuzz(func(t *testing.T, form uint8, frame []byte) {
-		a, version, err := decodeReply(Form(form), frame)
+		a, err := decodeReply(Form(form), frame)
 		if err != nil {
 			reasonOf(t, err)
 			return
 		}
-		r := LookupRequest{Form: Form(form), Version: version}
+		r := LookupRequest{Form: Form(form)}
 		if again := AppendReply(nil, &r, a); !bytes.Equal(again, frame) {
 			t.Fatalf("%x decodes to %+v, which encodes to %x", frame, a, again)
 		}

@@ -1,7 +1,6 @@
 package ipc
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -15,11 +14,10 @@ import (
 // Error returns a received ERROR as an error.
 func (m *Error) Error() string { return fmt.Sprintf("the peer says (code %d): %s", m.Code, m.Text) }
 
-// ServeHandshake waits for HELLO on an accepted connection and answers with w in the highest
-// version that both sides speak, which the connection then uses. It sets w.Version. If there is no
-// such version, or no valid HELLO arrives within HandshakeTimeout, it sends ERROR and returns the
-// error; the caller closes the connection.
-func ServeHandshake(c *Conn, w Welcome, minVersion, maxVersion uint32) (*Hello, error) {
+// ServeHandshake waits for HELLO on an accepted connection and answers with w. It sets w.Version.
+// If the client does not speak that version, or no valid HELLO arrives within HandshakeTimeout, it
+// sends ERROR and returns the error; the caller closes the connection.
+func ServeHandshake(c *Conn, w Welcome) (*Hello, error) {
 	msg, _, err := c.receive(HandshakeTimeout)
 	if err != nil {
 		return nil, c.refuse(ErrCodeMalformed, err)
@@ -28,18 +26,13 @@ func ServeHandshake(c *Conn, w Welcome, minVersion, maxVersion uint32) (*Hello, 
 	if !ok {
 		return nil, c.refuse(ErrCodeMalformed, fmt.Errorf("%T came before HELLO", msg))
 	}
-	version := min(maxVersion, hello.MaxVersion)
-	if version < minVersion || version < hello.MinVersion {
-		return nil, c.refuse(ErrCodeVersion, fmt.Errorf("version: the client speaks %d to %d, allowed is %d to %d",
-			hello.MinVersion, hello.MaxVersion, minVersion, maxVersion))
+	if Version < hello.MinVersion || Version > hello.MaxVersion {
+		return nil, c.refuse(ErrCodeVersion, fmt.Errorf("version: the client speaks %d to %d, allowed is %d",
+			hello.MinVersion, hello.MaxVersion, Version))
 	}
-	w.Version = version
+	w.Version = Version
 	c.Served()
-	if err := c.Send(&w); err != nil {
-		return nil, err
-	}
-	c.version.Store(version)
-	return hello, nil
+	return hello, c.Send(&w)
 }
 
 // refuse sends why as an ERROR, if possible, and returns it.
@@ -48,57 +41,6 @@ func (c *Conn) refuse(code uint8, why error) error {
 		return why
 	}
 	return errors.Join(why, c.Send(&Error{Code: code, Text: why.Error()}))
-}
-
-// DialSession connects to the agent at path and performs the handshake. The error wraps an *Error
-// if the agent refused.
-func DialSession(ctx context.Context, path, software string, minVersion, maxVersion uint32) (*Conn, *Welcome, error) {
-	if len(path) > MaxSocketPath {
-		return nil, nil, fmt.Errorf("session socket %s: %d bytes, allowed is 1 to %d", path, len(path), MaxSocketPath)
-	}
-	var d net.Dialer
-	nc, err := d.DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, nil, fmt.Errorf("session: %w", err)
-	}
-	c, err := newConn(nc.(*net.UnixConn), false)
-	if err != nil {
-		return nil, nil, err
-	}
-	stop := context.AfterFunc(ctx, func() { c.uc.Close() })
-	w, err := c.hello(software, minVersion, maxVersion)
-	if !stop() && err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
-		c.Close()
-		return nil, nil, fmt.Errorf("session %s: %w", path, errors.Join(ctx.Err(), err))
-	}
-	return c, w, nil
-}
-
-func (c *Conn) hello(software string, minVersion, maxVersion uint32) (*Welcome, error) {
-	sent := c.Send(&Hello{MinVersion: minVersion, MaxVersion: maxVersion, Software: software})
-	var malformed *MalformedError
-	if errors.As(sent, &malformed) {
-		return nil, sent
-	}
-	// An agent that refuses at once closes before our HELLO; its ERROR can still be read.
-	msg, _, err := c.receive(HandshakeTimeout)
-	if err != nil {
-		return nil, errors.Join(sent, err)
-	}
-	switch m := msg.(type) {
-	case *Error:
-		return nil, m
-	case *Welcome:
-		if m.Version < minVersion || m.Version > maxVersion {
-			return nil, fmt.Errorf("WELCOME: version: %d, allowed is %d to %d", m.Version, minVersion, maxVersion)
-		}
-		c.version.Store(m.Version)
-		return m, sent
-	}
-	return nil, fmt.Errorf("%T came instead of WELCOME", msg)
 }
 
 // SessionOptions configures a session listener.
@@ -116,9 +58,8 @@ type SessionListener struct {
 	o SessionOptions
 }
 
-// ListenSession listens. The error wraps socketdir.ErrInUse if another process serves the path, and
-// names that process. After Close, which removes the socket, sessions continue; their owners close
-// them.
+// ListenSession listens. The error wraps socketdir.ErrInUse if another process serves the path.
+// After Close, which removes the socket, sessions continue; their owners close them.
 func ListenSession(o SessionOptions) (*SessionListener, error) {
 	if len(o.UIDs) == 0 && len(o.GIDs) == 0 {
 		o.UIDs = []uint32{0, uint32(os.Geteuid())}
@@ -141,7 +82,7 @@ func (s *SessionListener) Accept() (*Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c, err := newConn(uc, true)
+		c, err := NewConn(uc, true)
 		if err != nil {
 			continue // the peer is gone, or cannot be identified
 		}

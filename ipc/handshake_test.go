@@ -13,70 +13,39 @@ import (
 	"github.com/kvagent/kvagent/ipc/peercred"
 )
 
-// shake lets a client of one range of versions meet an agent of another.
-func shake(t *testing.T, clientMin, clientMax, agentMin, agentMax uint32) (version uint32, clientErr, agentErr error) {
-	t.Helper()
-	l := listenSession(t, SessionOptions{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		c, err := l.Accept()
+// TestHandshake expects a client that speaks the agent's version among others to be welcome, and
+// another one to be refused with both named.
+func TestHandshake(t *testing.T) {
+	for _, v := range []struct {
+		least, most uint32
+		ok          bool
+	}{
+		{Version, Version, true}, {1, Version, true}, {Version, Version + 6, true},
+		{Version + 1, Version + 2, false}, {1, Version - 1, false},
+	} {
+		agent, raw := rawPair(t)
+		client, err := NewConn(raw, false)
 		if err != nil {
-			t.Error(err)
-			return
+			t.Fatal(err)
 		}
-		defer c.Close()
-		var hello *Hello
-		if hello, agentErr = ServeHandshake(c, Welcome{Boot: testBoot, Session: 9, MaxFrame: 1, LeaseBytes: 2},
-			agentMin, agentMax); agentErr == nil {
-			if hello.Software != "test" {
-				t.Errorf("software %q", hello.Software)
-			}
-			agentErr = c.Send(&Pong{Req: c.Version()})
+		defer client.Close()
+		if err := client.Send(&Hello{MinVersion: v.least, MaxVersion: v.most, Software: "test"}); err != nil {
+			t.Fatal(err)
 		}
-	})
-	c, w, clientErr := DialSession(t.Context(), l.o.Path, "test", clientMin, clientMax)
-	wg.Wait()
-	if clientErr != nil {
-		return 0, clientErr, agentErr
-	}
-	defer c.Close()
-	m, _, err := c.Recv()
-	if err != nil || m.(*Pong).Req != w.Version || c.Version() != w.Version {
-		t.Errorf("client %d to %d, agent %d to %d: %+v, %v, welcome %+v", clientMin, clientMax, agentMin, agentMax, m,
-			err, w)
-	}
-	if w.Boot != testBoot || w.Session != 9 || w.LeaseBytes != 2 {
-		t.Errorf("welcome %+v", w)
-	}
-	return w.Version, nil, agentErr
-}
-
-// TestHandshakeVersions expects ranges that do not overlap to be refused with both of them named.
-func TestHandshakeVersions(t *testing.T) {
-	for _, v := range []struct{ clientMin, clientMax, agentMin, agentMax, want uint32 }{
-		{Version, Version, MinVersion, Version, Version},
-		{1, Version, MinVersion, Version, Version},           // a client that speaks older ones, too
-		{Version, Version, 1, Version, Version},              // an agent that does
-		{Version, Version + 6, MinVersion, Version, Version}, // a newer client that still speaks ours
-	} {
-		got, clientErr, agentErr := shake(t, v.clientMin, v.clientMax, v.agentMin, v.agentMax)
-		if got != v.want || clientErr != nil || agentErr != nil {
-			t.Errorf("%+v: version %d, client %v, agent %v", v, got, clientErr, agentErr)
+		hello, agentErr := ServeHandshake(agent, Welcome{Boot: testBoot, Session: 9, LeaseBytes: 2})
+		m, _, err := client.Recv()
+		if w, is := m.(*Welcome); is != v.ok || is && (w.Version != Version || w.Boot != testBoot || w.Session != 9 ||
+			w.LeaseBytes != 2 || hello == nil || hello.Software != "test") {
+			t.Errorf("%+v: %+v, %v", v, m, err)
 		}
-	}
-	for _, v := range []struct{ clientMin, clientMax, agentMin, agentMax uint32 }{
-		{Version + 1, Version + 2, MinVersion, Version}, // too new
-		{1, MinVersion - 1, MinVersion, Version},        // too old
-	} {
-		_, clientErr, agentErr := shake(t, v.clientMin, v.clientMax, v.agentMin, v.agentMax)
-		var e *Error
-		if !errors.As(clientErr, &e) || e.Code != ErrCodeVersion {
-			t.Errorf("%+v: client %v, want ERROR version", v, clientErr)
+		if v.ok {
+			continue
 		}
-		if want := fmt.Sprintf("%d to %d, allowed is %d to %d", v.clientMin, v.clientMax, v.agentMin,
-			v.agentMax); agentErr == nil || !strings.Contains(agentErr.Error(), want) ||
+		e, _ := m.(*Error)
+		want := fmt.Sprintf("%d to %d, allowed is %d", v.least, v.most, Version)
+		if e == nil || e.Code != ErrCodeVersion || agentErr == nil || !strings.Contains(agentErr.Error(), want) ||
 			!strings.Contains(e.Text, want) {
-			t.Errorf("%+v: agent %v, text %q, want both ranges in them", v, agentErr, e.Text)
+			t.Errorf("%+v: agent %v, client %+v, want both in them", v, agentErr, m)
 		}
 	}
 }
@@ -87,10 +56,10 @@ func TestHandshakeNoHello(t *testing.T) {
 		"nonsense": {0, 0, 0, 1, 0xc0}, "huge": {0xff, 0, 0, 0}} {
 		agent, raw := rawPair(t)
 		raw.Write(first)
-		if _, err := ServeHandshake(agent, Welcome{}, MinVersion, Version); err == nil {
+		if _, err := ServeHandshake(agent, Welcome{}); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
-		client, err := newConn(raw, false)
+		client, err := NewConn(raw, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,11 +104,11 @@ func checkPermission(t *testing.T, name string, uids, gids []uint32, ok bool) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
-			ServeHandshake(c, Welcome{}, MinVersion, Version)
+			ServeHandshake(c, Welcome{})
 			c.Close()
 		}
 	})
-	c, _, err := DialSession(t.Context(), l.o.Path, "test", MinVersion, Version)
+	c, _, err := DialSession(t.Context(), l.o.Path, "test")
 	if ok {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)

@@ -18,7 +18,7 @@ const helperPathEnv = "KVAGENT_IPC_TEST_SOCKET"
 // helperMain is the peer: it opens a session, has a child hold its socket open, says so by a PING,
 // and waits to be killed.
 func helperMain(path string) {
-	c, _, err := DialSession(context.Background(), path, "helper", MinVersion, Version)
+	c, _, err := DialSession(context.Background(), path, "helper")
 	if err == nil {
 		var f *os.File
 		f, err = c.uc.File()
@@ -59,11 +59,11 @@ func startHelper(t *testing.T, accepted bool) (agent *Conn, helper *exec.Cmd, ch
 	if err != nil {
 		t.Fatal(err)
 	}
-	if agent, err = newConn(uc, accepted); err != nil {
+	if agent, err = NewConn(uc, accepted); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { agent.Close() })
-	if _, err := ServeHandshake(agent, Welcome{}, MinVersion, Version); err != nil {
+	if _, err := ServeHandshake(agent, Welcome{}); err != nil {
 		t.Fatal(err)
 	}
 	m, _, err := agent.Recv()

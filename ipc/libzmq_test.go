@@ -50,7 +50,7 @@ func (l *testClient) Ask(r *LookupRequest, timeout time.Duration) (LookupReply, 
 	if err != nil {
 		return LookupReply{}, err
 	}
-	a, _, err := decodeReply(own.Form, answer)
+	a, err := decodeReply(own.Form, answer)
 	return a, err
 }
 

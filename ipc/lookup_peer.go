@@ -16,10 +16,10 @@ import (
 
 // lookupPeer is one connection of a look-up socket. Its goroutine owns it.
 type lookupPeer struct {
-	s      *LookupServer
-	nc     *net.UnixConn
-	places []*connlimit.Place // among the server's, and those of several servers
-	raw    syscall.RawConn
+	s     *LookupServer
+	nc    *net.UnixConn
+	place *connlimit.Place
+	raw   syscall.RawConn
 
 	in      zmtpReader
 	begun   bool // part of a message or of the handshake has arrived, and the rest has a deadline
@@ -43,7 +43,7 @@ func newLookupPeer(s *LookupServer, nc *net.UnixConn) (*lookupPeer, error) {
 		return nil, err
 	}
 	p := &lookupPeer{s: s, nc: nc, raw: raw}
-	p.in = zmtpReader{src: p, buf: make([]byte, zmtpBuffer), grow: p.grow, command: p.command}
+	p.in = zmtpReader{src: p, buf: make([]byte, zmtpBuffer), grow: p.grow}
 	p.write.f = func(fd uintptr) bool {
 		p.write.n, p.write.e = syscall.Write(int(fd), p.write.b)
 		return true
@@ -56,32 +56,28 @@ func (p *lookupPeer) run() {
 	defer p.s.leave(p)
 	defer p.nc.Close()
 	defer p.settle()
-	defer p.contain()
 	err := p.greet()
 	if err == nil {
-		for _, place := range p.places {
-			place.Set(connlimit.Held) // a client keeps its connection between requests
-		}
+		p.place.Set(connlimit.Held) // a client keeps its connection between requests
 	}
 	for err == nil {
 		p.begun = p.in.r < p.in.w
-		if err = p.in.next(); err == nil {
+		if err = p.next(); err == nil {
 			err = p.answer()
 		}
 		p.settle()
 	}
-	if errors.Is(err, errZMTP) || errors.Is(err, os.ErrDeadlineExceeded) && !p.s.ending() {
+	if errors.Is(err, errZMTP) || errors.As(err, new(*MalformedError)) ||
+		errors.Is(err, os.ErrDeadlineExceeded) && !p.s.ending() {
 		p.s.o.Counts.Dropped.Add(1)
 		p.s.malformed(err)
 	}
 }
 
-// contain ends this connection, and no other, if a message makes its reader panic.
-func (p *lookupPeer) contain() {
-	if v := recover(); v != nil {
-		p.s.o.Counts.Dropped.Add(1)
-		p.s.panicked(v)
-	}
+// next reads a message. One that makes its reader panic ends the connection.
+func (p *lookupPeer) next() (err error) {
+	defer Guard(&err)
+	return p.in.next()
 }
 
 // settle ends a message: it clears the deadline and releases large memory.
@@ -173,19 +169,11 @@ func (p *lookupPeer) greet() error {
 	return nil
 }
 
-// command answers a PING. Other commands are ignored.
-func (p *lookupPeer) command(body []byte) error {
-	if answer := pong(body); answer != nil {
-		return p.send(answer)
-	}
-	return nil
-}
-
 // answer replies to the message that was read, in its envelope.
 func (p *lookupPeer) answer() error {
 	f := &p.in.message
 	enveloped := f.Len() > 0 && len(f.At(0)) == 0
-	bad := p.read(f, enveloped)
+	bad := p.parse(f, enveloped)
 	a := LookupReply{Status: LookupMalformed, Boot: p.s.o.Boot}
 	if bad == nil {
 		a = p.s.handle(&p.request)
@@ -207,26 +195,15 @@ func (p *lookupPeer) answer() error {
 			p.s.o.OnUnsent(a)
 		}
 	}
-	if bad == nil {
-		p.s.answered(&p.request, &a)
+	if bad == nil && p.s.o.OnAnswered != nil {
+		p.s.o.OnAnswered(&p.request, &a)
 	}
 	return err
 }
 
-// read parses a message; one that makes the parser panic is malformed, and of no form.
-func (p *lookupPeer) read(f *Frames, enveloped bool) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			p.request, p.parser = LookupRequest{}, Parser{}
-			err = &MalformedError{ReasonPanic, "look-up", "",
-				"it makes the reader panic, which is a defect of the agent"}
-			p.s.panicked(v)
-		}
-	}()
-	return p.parse(f, enveloped)
-}
-
-func (p *lookupPeer) parse(f *Frames, enveloped bool) error {
+// parse reads a message as a request.
+func (p *lookupPeer) parse(f *Frames, enveloped bool) (err error) {
+	defer Guard(&err)
 	if !enveloped {
 		p.request = LookupRequest{}
 		return &MalformedError{ReasonEnvelope, "look-up", "", "no empty frame before the request, as REQ sends it"}
@@ -239,7 +216,6 @@ func (p *lookupPeer) parse(f *Frames, enveloped bool) error {
 	if body.Len() > 0 {
 		head := body.At(0)
 		p.request.Form = detectForm(p.in.frames-delimiterFrames, head, len(head))
-		p.request.Version = ownVersion(p.request.Form, head)
 	}
 	return &MalformedError{ReasonTooLarge, "look-up", "", fmt.Sprintf("%d frames, %d bytes, allowed is 1 to %d and %d",
 		p.in.frames-delimiterFrames, p.in.bytes, MaxLookupFrames, MaxLookupBytes)}
@@ -275,7 +251,6 @@ const Reasons = int(numReasons)
 
 // LookupCounts counts what went wrong at some look-up sockets.
 type LookupCounts struct {
-	Panics  atomic.Uint64          // of the handler, and of the reading of messages
 	Unsent  atomic.Uint64          // answers to peers that had disconnected or did not read
 	Dropped atomic.Uint64          // connections closed: no ZMTP, beyond one of its limits, or too many
 	Waited  atomic.Uint64          // times that a connection had to wait for a descriptor

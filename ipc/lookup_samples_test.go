@@ -13,25 +13,25 @@ type namedRequest struct {
 func lookupRequests() []namedRequest {
 	space := [16]byte(run(0xa0, 16))
 	return []namedRequest{
-		{"own_reserve", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: 7, Want: WantReserve,
+		{"own_reserve", LookupRequest{Form: FormOwn, Space: space, Session: 7, Want: WantReserve,
 			Tokens: 4097, DeadlineUS: 500,
 			Groups: []uint8{0, 2}, HashLen: 32, Hashes: bytes.Repeat(run(0, 32), 16)}},
-		{"own_no_hashes", LookupRequest{Form: FormOwn, Version: 3}},
-		{"own_no_hashes_with_length", LookupRequest{Form: FormOwn, Version: 3, Tokens: 5, HashLen: 32}},
-		{"own_max", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: math.MaxUint64, Want: WantReserve,
+		{"own_no_hashes", LookupRequest{Form: FormOwn}},
+		{"own_no_hashes_with_length", LookupRequest{Form: FormOwn, Tokens: 5, HashLen: 32}},
+		{"own_max", LookupRequest{Form: FormOwn, Space: space, Session: math.MaxUint64, Want: WantReserve,
 			Tokens:    math.MaxUint32,
 			HBMTokens: math.MaxUint32, DeadlineUS: math.MaxUint32, Groups: run(0, MaxGroups), HashLen: 1,
 			Hashes: run(0, 255)}},
-		{"own_probe", LookupRequest{Form: FormOwn, Version: 3, Tokens: 64, HBMTokens: 16, HashLen: 16,
+		{"own_probe", LookupRequest{Form: FormOwn, Tokens: 64, HBMTokens: 16, HashLen: 16,
 			Hashes: run(0, 32)}},
-		{"own_transfer", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: 7, Want: WantReserve,
+		{"own_transfer", LookupRequest{Form: FormOwn, Space: space, Session: 7, Want: WantReserve,
 			Tokens: 4097, DeadlineUS: 500, HashLen: 32, Hashes: run(0, 64),
 			Transfer: []byte("r/engine-0/cmpl-7"), Peer: "10.0.0.7:7460"}},
-		{"own_ready", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: 7, Want: WantReady, Tokens: 33,
+		{"own_ready", LookupRequest{Form: FormOwn, Space: space, Session: 7, Want: WantReady, Tokens: 33,
 			HashLen: 32, Hashes: run(0, 64)}},
-		{"own_transfer_early", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: 7, Want: WantReserve,
+		{"own_transfer_early", LookupRequest{Form: FormOwn, Space: space, Session: 7, Want: WantReserve,
 			Tokens: 33, HashLen: 32, Hashes: run(0, 64), Transfer: []byte("t/xfer"), Early: true}},
-		{"own_transfer_max", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: math.MaxUint64,
+		{"own_transfer_max", LookupRequest{Form: FormOwn, Space: space, Session: math.MaxUint64,
 			Want: WantReserve, Tokens: math.MaxUint32, HBMTokens: math.MaxUint32, DeadlineUS: math.MaxUint32,
 			Groups: run(0, MaxGroups), HashLen: 1, Hashes: run(0, 255), Transfer: run(0, MaxTransferName),
 			Peer: string(bytes.Repeat([]byte("p"), MaxPeerAddress)), Early: true}},
@@ -79,8 +79,8 @@ func looseRequests() map[string][][]byte {
 // malformedRequests are the frames after the delimiter.
 func malformedRequests() map[string][][]byte {
 	u := func(v byte) []byte { return []byte{0, 0, 0, v} }
-	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 3, Tokens: 64, HashLen: 4, Hashes: run(1, 8)})[0]
-	own3 := encodeRequest(&LookupRequest{Form: FormOwn, Version: 3, Tokens: 64, HashLen: 4, Hashes: run(1, 8),
+	own := encodeRequest(&LookupRequest{Form: FormOwn, Tokens: 64, HashLen: 4, Hashes: run(1, 8)})[0]
+	own3 := encodeRequest(&LookupRequest{Form: FormOwn, Tokens: 64, HashLen: 4, Hashes: run(1, 8),
 		Transfer: []byte{0xee}, Peer: "h:1"})[0]
 	change := func(b []byte, old, by string) [][]byte { return [][]byte{bytes.Replace(b, []byte(old), []byte(by), 1)} }
 	simple := []byte{9, 0, 0, 0, 0, 0, 0, 0}
@@ -161,7 +161,7 @@ type namedReply struct {
 
 func lookupReplies() []namedReply {
 	boot := [16]byte(run(0x10, 16))
-	own := LookupRequest{Form: FormOwn, Version: Version}
+	own := LookupRequest{Form: FormOwn}
 	all := []namedReply{
 		{"own_miss", own, LookupReply{Boot: boot}},
 		{"own_hit", own, LookupReply{Tokens: 4096, Lease: 300, Boot: boot, Disk: 1024, Shared: 16}},

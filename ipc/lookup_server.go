@@ -14,7 +14,7 @@ import (
 
 // Limits of a look-up socket.
 const (
-	MaxLookupPeers = 512 // connections at once; of one more, the user with most gives way
+	MaxLookupPeers = 1024 // connections at once; of one more, the user with most gives way
 	// LargeMessages is how many messages above keepReceived a socket reads at once; one more waits,
 	// as long as a message may take.
 	LargeMessages = 8
@@ -49,12 +49,8 @@ type LookupOptions struct {
 	// next request is read. It keeps nothing of the request. Several calls may run at once, and
 	// concurrently with the handler.
 	OnAnswered func(*LookupRequest, *LookupReply)
-	// OnPanic, if set, is called for every panic of the handler, and of the reading of a message,
-	// on the stack that panicked. If OnPanic itself panics, the process ends.
-	OnPanic func(value any)
-	Counts  *LookupCounts // several servers may share it; nil: one of its own
-	// Peers limits the connections to several servers together, as MaxLookupPeers does those of
-	// one; nil: nothing does.
+	Counts     *LookupCounts // several servers may share it; nil: one of its own
+	// Peers limits the connections; several servers may share it; nil: MaxLookupPeers for this one.
 	Peers *connlimit.Limit
 }
 
@@ -73,14 +69,12 @@ type LookupServer struct {
 
 	turn sync.Mutex // held while the handler runs
 
-	places *connlimit.Limit
-
 	mu    sync.Mutex
 	peers map[*lookupPeer]struct{}
 }
 
 // ListenLookup serves look-ups at Dir/Name until Close. The error wraps socketdir.ErrInUse if
-// another process serves the path, and names that process.
+// another process serves the path.
 func ListenLookup(o LookupOptions, handler LookupHandler) (*LookupServer, error) {
 	if o.Name == "." || o.Name == ".." || filepath.Base(o.Name) != o.Name {
 		return nil, fmt.Errorf("look-up socket: name %q, allowed is the name of a file", o.Name)
@@ -88,9 +82,12 @@ func ListenLookup(o LookupOptions, handler LookupHandler) (*LookupServer, error)
 	if o.Counts == nil {
 		o.Counts = &LookupCounts{}
 	}
+	if o.Peers == nil {
+		o.Peers = connlimit.ForUsers(MaxLookupPeers)
+	}
 	s := &LookupServer{
 		o: o, handler: handler, large: make(chan struct{}, LargeMessages), closing: make(chan struct{}),
-		peers: make(map[*lookupPeer]struct{}), places: connlimit.ForUsers(MaxLookupPeers),
+		peers: make(map[*lookupPeer]struct{}),
 	}
 	var err error
 	if s.l, err = socketdir.Listen(s.Path(), o.SocketGroup); err != nil {
@@ -132,10 +129,7 @@ func (s *LookupServer) accept() {
 		}
 		// No error (no descriptor, no memory) ends the service of the socket while it is open.
 		s.o.Counts.Waited.Add(1)
-		select {
-		case <-time.After(acceptPause):
-		case <-s.closing:
-		}
+		time.Sleep(acceptPause)
 	}
 }
 
@@ -146,17 +140,10 @@ func (s *LookupServer) admit(nc *net.UnixConn) {
 		nc.Close()
 	}
 	p, err := newLookupPeer(s, nc)
-	for _, l := range []*connlimit.Limit{s.places, s.o.Peers} {
-		if err != nil || l == nil {
-			break
-		}
-		var place *connlimit.Place
-		if place, err = l.Enter(owner, giveWay); err == nil {
-			p.places = append(p.places, place)
-		}
+	if err == nil {
+		p.place, err = s.o.Peers.Enter(owner, giveWay)
 	}
 	if err != nil {
-		s.leave(p)
 		giveWay()
 		return
 	}
@@ -170,9 +157,7 @@ func (s *LookupServer) leave(p *lookupPeer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.peers, p)
-	for _, place := range p.places {
-		place.Leave()
-	}
+	p.place.Leave()
 }
 
 func (s *LookupServer) ending() bool {
@@ -184,38 +169,12 @@ func (s *LookupServer) ending() bool {
 	}
 }
 
-// handle calls the handler; a panic of it is answered as an overload.
-func (s *LookupServer) handle(r *LookupRequest) (a LookupReply) {
+// handle calls the handler.
+func (s *LookupServer) handle(r *LookupRequest) LookupReply {
 	arrived := time.Now()
 	s.turn.Lock()
 	defer s.turn.Unlock()
-	defer func() {
-		if v := recover(); v != nil {
-			a = LookupReply{Status: LookupOverloaded, Boot: s.o.Boot}
-			s.panicked(v)
-		}
-	}()
 	return s.handler(r, arrived)
-}
-
-// answered reports an answer. A panic costs the report.
-func (s *LookupServer) answered(r *LookupRequest, a *LookupReply) {
-	defer func() {
-		if v := recover(); v != nil {
-			s.panicked(v)
-		}
-	}()
-	if s.o.OnAnswered != nil {
-		s.o.OnAnswered(r, a)
-	}
-}
-
-// panicked counts and reports a recovered panic.
-func (s *LookupServer) panicked(value any) {
-	s.o.Counts.Panics.Add(1)
-	if s.o.OnPanic != nil {
-		s.o.OnPanic(value)
-	}
 }
 
 // malformed counts and reports a malformed request.

@@ -9,11 +9,8 @@ import (
 	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
-// Versions of the session protocol and of the look-up's own form that are served.
-const (
-	Version    = 3
-	MinVersion = 3
-)
+// Version is that of the session protocol and of the look-up's own form. There is no other.
+const Version = 3
 
 // Limits of the protocol. Beyond one, a message is malformed.
 const (
@@ -165,7 +162,7 @@ type (
 	}
 	// Welcome answers Hello.
 	Welcome struct {
-		Version                          uint32 `least:"MinVersion" most:"Version"`
+		Version                          uint32 `least:"Version" most:"Version"`
 		Boot                             [16]byte
 		Session                          uint64
 		MaxFrame, MaxJobBlocks, MaxQueue uint32
@@ -446,7 +443,6 @@ const (
 // memory: a handler keeps nothing of it.
 type LookupRequest struct {
 	Form       Form
-	Version    uint8      // own form
 	Space      [16]byte   // own form; zero: the socket's
 	Session    uint64     // own form
 	Want       LookupWant // own form

@@ -73,7 +73,7 @@ func checkHeader(t *testing.T, want int, b []byte, read func([]byte) (uint64, in
 func TestFramesAreMsgpack(t *testing.T) {
 	for _, m := range sessionMessages() {
 		var fields []any
-		frame := enc(m.version, m.msg)
+		frame := enc(m.msg)
 		if err := msgpack.Unmarshal(frame, &fields); err != nil || len(fields) != int(frame[0]&0x0f) {
 			t.Errorf("%s: %d fields, %v", m.name, len(fields), err)
 		}

@@ -7,14 +7,13 @@ import (
 
 const replyFields = 7
 
-// AppendReply appends the one frame that answers a request of r's form, for the own form in the
-// request's version. A foreign form has no status: everything except LookupHit is 0 hits there, and
-// "not done" for a reset.
+// AppendReply appends the one frame that answers a request of r's form. A foreign form has no
+// status: everything except LookupHit is 0 hits there, and "not done" for a reset.
 func AppendReply(dst []byte, r *LookupRequest, a LookupReply) []byte {
 	hit := a.Status == LookupHit
 	switch r.Form {
 	case FormOwn:
-		return appendOwnReply(dst, r.Version, &a)
+		return appendOwnReply(dst, &a)
 	case FormReset:
 		if hit {
 			return append(dst, 1)
@@ -32,9 +31,9 @@ func AppendReply(dst []byte, r *LookupRequest, a LookupReply) []byte {
 	return binary.BigEndian.AppendUint32(dst, a.Tokens)
 }
 
-func appendOwnReply(dst []byte, version uint8, a *LookupReply) []byte {
+func appendOwnReply(dst []byte, a *LookupReply) []byte {
 	dst = appendArray(dst, replyFields)
-	dst = appendUint(dst, uint64(version))
+	dst = appendUint(dst, Version)
 	dst = appendUint(dst, uint64(a.Status))
 	dst = appendUint(dst, uint64(a.Tokens))
 	dst = appendUint(dst, a.Lease)
@@ -51,9 +50,10 @@ func DecodeReply(frame []byte) (a LookupReply, err error) {
 }
 
 // walkOwn reads the fields of an answer.
-func (a *LookupReply) walkOwn(w *wire) (version uint8) {
+func (a *LookupReply) walkOwn(w *wire) {
+	version := uint8(Version)
 	w.array("", replyFields, replyFields, replyFields)
-	num(w, "version", &version, MinVersion, Version)
+	num(w, "version", &version, Version, Version)
 	status := uint8(a.Status)
 	num(w, "status", &status, 0, math.MaxUint8)
 	a.Status = LookupStatus(status)
@@ -65,7 +65,6 @@ func (a *LookupReply) walkOwn(w *wire) (version uint8) {
 	if w.err == nil && len(w.buf) > 0 {
 		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
 	}
-	return version
 }
 
 // Frames is a message of several frames, stored one after the other in Buf from Start on.

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"strings"
 	"testing"
 )
 
@@ -101,7 +100,7 @@ func reasonOf(t testing.TB, err error) *MalformedError {
 
 func makeSessionFile(t *testing.T) (f sessionFile) {
 	for _, m := range sessionMessages() {
-		frame, err := Encode(nil, m.version, m.msg)
+		frame, err := Encode(nil, m.msg)
 		if err != nil {
 			t.Fatalf("%s: %v", m.name, err)
 		}
@@ -116,7 +115,7 @@ func makeSessionFile(t *testing.T) (f sessionFile) {
 		}
 	}
 	for _, m := range malformedMessages() {
-		_, err := Decode(m.version, m.frame)
+		_, err := Decode(m.frame)
 		e := reasonOf(t, err)
 		f.Malformed = append(f.Malformed, malformedVector{Name: m.name, Version: m.version,
 			Hex:     hex.EncodeToString(m.frame),
@@ -138,7 +137,7 @@ func TestSessionVectors(t *testing.T) {
 		}
 	}
 	for _, v := range file.Malformed {
-		_, err := Decode(v.Version, unhexString(t, v.Hex))
+		_, err := Decode(unhexString(t, v.Hex))
 		if err == nil {
 			t.Errorf("%s: accepted", v.Name)
 			continue
@@ -152,7 +151,7 @@ func TestSessionVectors(t *testing.T) {
 
 func checkSessionVector(t *testing.T, v sessionVector) {
 	frame := unhexString(t, v.Hex)
-	msg, err := Decode(v.Version, frame)
+	msg, err := Decode(frame)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +162,7 @@ func checkSessionVector(t *testing.T, v sessionVector) {
 	if !reflect.DeepEqual(msg, want) {
 		t.Errorf("decoded %+v, the fields say %+v", msg, want)
 	}
-	again, err := Encode(nil, v.Version, want)
+	again, err := Encode(nil, want)
 	if err != nil || !bytes.Equal(again, frame) {
 		t.Errorf("encoded %x, %v, want %x", again, err, frame)
 	}
@@ -175,7 +174,7 @@ func checkSpaces(t *testing.T, file sessionFile) {
 			if m.Name != v.Register {
 				continue
 			}
-			msg, err := Decode(m.Version, unhexString(t, m.Hex))
+			msg, err := Decode(unhexString(t, m.Hex))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -187,18 +186,6 @@ func checkSpaces(t *testing.T, file sessionFile) {
 			if got := hex.EncodeToString(space[:]); got != v.Space {
 				t.Errorf("%s: space %s, want %s", v.Register, got, v.Space)
 			}
-		}
-	}
-}
-
-// A version that is not served is refused by both codecs.
-func TestVersionsOutside(t *testing.T) {
-	for _, v := range []uint32{0, MinVersion - 1, Version + 1} {
-		if _, err := Encode(nil, v, &Ping{}); err == nil || !strings.Contains(err.Error(), "allowed is 3 to 3") {
-			t.Errorf("Encode in version %d: %v", v, err)
-		}
-		if _, err := Decode(v, []byte{0x92, 0x0d, 0x01}); err == nil {
-			t.Errorf("Decode in version %d passed", v)
 		}
 	}
 }

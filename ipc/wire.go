@@ -3,6 +3,7 @@ package ipc
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"strings"
 	"unicode/utf8"
 )
@@ -12,7 +13,6 @@ import (
 // changes the message, so several goroutines may encode one message.
 type wire struct {
 	decoding bool
-	version  uint32
 	buf      []byte // decoding: what is left to read; encoding: what is written, after the caller's bytes
 	message  string
 	list     string // decoding or encoding an element of this list
@@ -241,10 +241,10 @@ const (
 	ReasonRange                     // a number or the length of a field out of its range
 	ReasonHex                       // a hash that is not lower-case hex of even length
 	ReasonLengths                   // lengths that contradict each other
-	ReasonVersion                   // a version, or a message, that this version lacks
+	ReasonVersion                   // a version, or a message, that there is not
 	ReasonText                      // a str that is not UTF-8
 	ReasonDescriptors               // another number of descriptors than the message names
-	ReasonPanic                     // its reader panicked: a defect of the agent
+	ReasonPanic                     // see Guard
 	numReasons
 )
 
@@ -271,4 +271,14 @@ func (e *MalformedError) Error() string {
 		return fmt.Sprintf("%s: %s", e.Message, e.Detail)
 	}
 	return fmt.Sprintf("%s: %s: %s", e.Message, e.Field, e.Detail)
+}
+
+// Guard makes a panic a *MalformedError that has its stack. It is deferred by what reads or checks
+// a message of a peer, and holds nothing that peers share: a defect there costs that peer's
+// message, anywhere else it ends the process.
+func Guard(err *error) {
+	if v := recover(); v != nil {
+		*err = &MalformedError{ReasonPanic, "message", "",
+			fmt.Sprintf("it makes its reader panic, a defect of the agent: %v\n%s", v, debug.Stack())}
+	}
 }

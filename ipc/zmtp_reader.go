@@ -36,8 +36,6 @@ type zmtpReader struct {
 
 	// grow is called before a message's memory grows beyond keepReceived.
 	grow func() error
-	// command is called with every command, and answers it.
-	command func(body []byte) error
 }
 
 // fill reads more into buf until it has n bytes; n is at most zmtpBuffer.
@@ -92,7 +90,7 @@ func (z *zmtpReader) next() error {
 			if commands++; commands > maxCommandsInARow {
 				return fmt.Errorf("%d commands: %w", commands, errZMTP)
 			}
-			if err := z.readCommand(size); err != nil {
+			if err := z.skipCommand(size); err != nil {
 				return err
 			}
 			continue
@@ -107,16 +105,12 @@ func (z *zmtpReader) next() error {
 	}
 }
 
-func (z *zmtpReader) readCommand(size uint64) error {
+// skipCommand reads a command. None of those after READY means anything here.
+func (z *zmtpReader) skipCommand(size uint64) error {
 	if size > maxZMTPCommand {
 		return fmt.Errorf("a command of %d bytes, allowed is %d: %w", size, maxZMTPCommand, errZMTP)
 	}
-	if err := z.fill(int(size)); err != nil {
-		return err
-	}
-	body := z.buf[z.r : z.r+int(size)]
-	z.r += int(size)
-	return z.command(body)
+	return z.skip(int(size))
 }
 
 // frame reads the body of a frame, and keeps it while the message is within the limits of a
@@ -223,8 +217,6 @@ const (
 	greetingName    = 12 // offset of the mechanism, 20 bytes
 	greetingNameLen = 20
 	maxZMTPCommand  = 1024 // bytes of a command
-	maxPingContext  = 16
-	pingHead        = 5 + 2 // name and time to live
 )
 
 // errZMTP is wrapped by the error that ends a connection whose peer violates ZMTP.
@@ -260,14 +252,4 @@ func checkGreeting(b []byte) error {
 		return fmt.Errorf("mechanism %q, allowed is NULL: %w", b[greetingName:greetingName+greetingNameLen], errZMTP)
 	}
 	return nil
-}
-
-// pong returns the frame that answers a PING, nil if the command is none.
-func pong(command []byte) []byte {
-	rest, ok := bytes.CutPrefix(command, []byte("\x04PING"))
-	if !ok || len(command) < pingHead || len(command) > pingHead+maxPingContext {
-		return nil
-	}
-	body := append([]byte("\x04PONG"), rest[2:]...)
-	return append([]byte{zmtpCommand, byte(len(body))}, body...)
 }

@@ -76,7 +76,7 @@ func (l *Link) attach(ctx context.Context) (*attachment, error) {
 
 // register opens one session and registers it: rank i, or the scheduler with -1.
 func (l *Link) register(ctx context.Context, a *attachment, i int) (*session, error) {
-	conn, w, err := ipc.DialSession(ctx, l.where.Session, "kvbench mock", ipc.MinVersion, ipc.Version)
+	conn, w, err := DialSession(ctx, l.where.Session, "kvbench mock")
 	if err != nil {
 		return nil, err
 	}

@@ -114,8 +114,8 @@ type Link struct {
 	ranks  *Workers
 	events chan Event
 
-	lookups *ipc.LookupClient // of the engine's goroutine; nil: nothing was asked
-	blob    []byte            // hashes of a question, joined
+	lookups *LookupClient // of the engine's goroutine; nil: nothing was asked
+	blob    []byte        // hashes of a question, joined
 
 	mu struct {
 		sync.Mutex
@@ -237,7 +237,7 @@ func (l *Link) Ask(q *Question) Answer {
 		return Answer{Failed: true}
 	}
 	if l.lookups == nil {
-		l.lookups = ipc.DialLookup(a.lookupPath) // which an agent's later boots have too
+		l.lookups = DialLookup(a.lookupPath) // which an agent's later boots have too
 	}
 	l.blob = l.blob[:0]
 	for i := range q.Hashes {

@@ -34,28 +34,10 @@ func envName(key string) string {
 // Fill sets each flag that is not on the command line from the environment or the file, and checks
 // the socket directory, of which the default too may not be allowed.
 func Fill(flags *pflag.FlagSet, lookupEnv func(string) (string, bool)) error {
-	if err := fillFromEnv(flags, FileKey, lookupEnv); err != nil {
-		return err
+	bad := []error{fill(flags, "", func(key string) (string, bool) { return lookupEnv(envName(key)) })}
+	if f := flags.Lookup(FileKey); f != nil && f.Value.String() != "" {
+		bad = append(bad, FillFile(flags, FileKey, f.Value.String()))
 	}
-	file, err := readConfig(flags)
-	if err != nil {
-		return err
-	}
-	var bad []error
-	flags.VisitAll(func(f *pflag.Flag) {
-		if f.Changed || f.Name == "help" {
-			return
-		}
-		if _, there := lookupEnv(envName(f.Name)); there {
-			bad = append(bad, fillFromEnv(flags, f.Name, lookupEnv))
-			return
-		}
-		if text, there := file[f.Name]; there {
-			if err := flags.Set(f.Name, text); err != nil {
-				bad = append(bad, invalidValue("config file: "+f.Name, text, err))
-			}
-		}
-	})
 	if f := flags.Lookup("socket-dir"); f != nil {
 		if dir, ours := f.Value.(*socketDirValue); ours {
 			bad = append(bad, dir.check())
@@ -64,43 +46,36 @@ func Fill(flags *pflag.FlagSet, lookupEnv func(string) (string, bool)) error {
 	return errors.Join(bad...)
 }
 
-// FillFile sets each flag that is not set yet from the file at path: for commands whose settings
-// come neither from the environment nor from one file. key is what errors call the file.
+// FillFile sets each flag that is not set yet from the file at path. key is what errors call the
+// file.
 func FillFile(flags *pflag.FlagSet, key, path string) error {
 	file, err := readFile(flags, key, path)
 	if err != nil {
 		return err
 	}
+	return fill(flags, path, func(key string) (string, bool) {
+		text, there := file[key]
+		return text, there
+	})
+}
+
+// fill sets each flag that is not set yet from a file, or, without one, from the environment.
+func fill(flags *pflag.FlagSet, file string, value func(key string) (string, bool)) error {
 	var bad []error
 	flags.VisitAll(func(f *pflag.Flag) {
-		if text, there := file[f.Name]; there && !f.Changed {
-			if err := flags.Set(f.Name, text); err != nil {
-				bad = append(bad, invalidValue(path+": "+f.Name, text, err))
+		text, there := value(f.Name)
+		if !there || f.Changed || f.Name == "help" {
+			return
+		}
+		if err := flags.Set(f.Name, text); err != nil {
+			from := envName(f.Name)
+			if file != "" {
+				from = file + ": " + f.Name
 			}
+			bad = append(bad, invalidValue(from, text, err))
 		}
 	})
 	return errors.Join(bad...)
-}
-
-func fillFromEnv(flags *pflag.FlagSet, key string, lookupEnv func(string) (string, bool)) error {
-	f := flags.Lookup(key)
-	text, there := lookupEnv(envName(key))
-	if !there || f == nil || f.Changed {
-		return nil
-	}
-	if err := flags.Set(key, text); err != nil {
-		return invalidValue(envName(key), text, err)
-	}
-	return nil
-}
-
-// readConfig reads the file that the config setting names.
-func readConfig(flags *pflag.FlagSet) (map[string]string, error) {
-	f := flags.Lookup(FileKey)
-	if f == nil || f.Value.String() == "" {
-		return nil, nil
-	}
-	return readFile(flags, FileKey, f.Value.String())
 }
 
 // readFile reads a file of settings; key is the one that names it. Unknown keys are errors.

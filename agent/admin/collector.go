@@ -17,8 +17,7 @@ import (
 //	Tiers  []struct{ Name string `label:"tier"`; ... }                    a label of its series
 //	Lost   map[string]uint64 `metric:"mover_lost_total" label:"reason"`   a series for each key
 //	State  string            `metric:"tier_store_state" label:"state"`    1 for the value
-//	Cold   string            `metric:"pool_file_abandoned"`               1 if there is a text
-//	PIDs   []int             `metric:"orphan_movers"`                     how many
+//	Why    string            `metric:"pool_file_abandoned"`               1 if there is a text
 //
 // A family whose name ends in _total is a counter, another one a gauge. families has their help.
 type collector struct{ view *View }
@@ -99,8 +98,6 @@ func emitField(v reflect.Value, family, name string, labels []label, out emit) {
 		} else if name == "" {
 			out(family, labels, float64(min(v.Len(), 1)))
 		}
-	case reflect.Slice:
-		out(family, labels, float64(v.Len()))
 	case reflect.Map:
 		for _, key := range v.MapKeys() {
 			out(family, append(slices.Clip(labels), label{name, key.String()}), number(v.MapIndex(key)))
@@ -155,10 +152,9 @@ var families = map[string]string{
 	"jobs":               "Jobs whose completion is not reported yet.",
 	"workers_stuck":      "Workers whose current step is older than 90 s.",
 
-	"registrations_total":  "Registrations by result, and peers that were kept out: not allowed, or one too many.",
-	"session_ends_total":   "Session sockets that ended, by reason.",
-	"session_panics_total": "Panics that ended the session they occurred in, by place.",
-	"resets_total":         "New weights epochs: begun here, adopted from another node, or repeated after a collision.",
+	"registrations_total": "Registrations by result, and peers that were kept out: not allowed, or one too many.",
+	"session_ends_total":  "Session sockets that ended, by reason.",
+	"resets_total":        "New weights epochs: begun here, adopted from another node, or repeated after a collision.",
 
 	"lookups_total":       "Look-ups by the status of their answer.",
 	"lookup_hits_total":   "Look-ups answered with more than 0 tokens.",
@@ -203,7 +199,6 @@ var families = map[string]string{
 	"mover_failing":      "1: the process was lost several times in a row.",
 	"mover_starts_total": "Starts of the process.",
 	"mover_lost_total":   "Processes that were lost, by reason.",
-	"orphan_movers":      "Movers of an earlier agent that cannot be ended: each keeps its engines' memory.",
 
 	"gpu_pool_pinned_bytes":  "Bytes of the pool that are pinned for the GPU.",
 	"gpu_pool_refused_bytes": "Bytes of the pool that the driver does not pin: their copies are slower.",

@@ -59,13 +59,12 @@ func TestWalk(t *testing.T) {
 		Lost   map[string]uint64 `metric:"lost_total" label:"reason"`
 		Calls  report.Counter    `metric:"calls_total"`
 		Since  time.Time         `metric:"since_seconds"`
-		PIDs   []int             `metric:"pids"`
 		Cold   string            `metric:"cold"`
 		Rate   float64           `metric:"rate"`
 		Quiet  int
 	}{
 		Tiers: []tier{{"a", "ok", true, []store{{"x", 3}}}, {Name: "b"}}, Lost: map[string]uint64{"crash": 4},
-		Since: time.Unix(7, 5e8), PIDs: []int{9, 9}, Cold: "why", Rate: 1.5, Quiet: 1,
+		Since: time.Unix(7, 5e8), Cold: "why", Rate: 1.5, Quiet: 1,
 	}
 	value.Calls.Add(2)
 	got := map[string]float64{}
@@ -77,7 +76,7 @@ func TestWalk(t *testing.T) {
 	})
 	want := map[string]float64{
 		"state tier=a state=ok": 1, "up tier=a of=it": 1, "events_total tier=a event=x": 3, "up tier=b of=it": 0,
-		"lost_total reason=crash": 4, "calls_total": 2, "since_seconds": 7.5, "pids": 2, "cold": 1, "rate": 1.5,
+		"lost_total reason=crash": 4, "calls_total": 2, "since_seconds": 7.5, "cold": 1, "rate": 1.5,
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)

@@ -1,4 +1,4 @@
-// Package adminclient asks a running agent through its admin.sock.
+// Package adminclient has the commands that ask a running agent, through its admin.sock.
 package adminclient
 
 import (

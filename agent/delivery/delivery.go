@@ -45,8 +45,8 @@ type Config struct {
 	Epoch   func(s pool.SpaceID) uint32
 	// Shared reports whether a tier is up that other agents share; nil: there are no tiers.
 	Shared func() bool
-	// Unserved returns nil if all that engines of a space had sent before the call was served.
-	Unserved func(s pool.SpaceID) <-chan struct{}
+	// Unserved reports whether something that engines of a space had sent was not served.
+	Unserved func(s pool.SpaceID) bool
 }
 
 // Key is a transfer's name, which belongs to a space.

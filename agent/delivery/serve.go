@@ -54,7 +54,7 @@ func (t *Table) Expect(req *ipc.LookupRequest, rules *lookup.Space, q *lookup.Qu
 	if tr.State == Unknown && !req.Early {
 		// The prefill engine has answered, so its OFFER was sent before this look-up, over another
 		// socket: it was served by now, or waits there.
-		unheard = t.cfg.Unserved(rules.ID) != nil
+		unheard = t.cfg.Unserved(rules.ID)
 		tr = t.State(rules.ID, req.Transfer)
 	}
 	switch tr.State {

@@ -33,7 +33,7 @@ const (
 // may outlive this one. A file is read when its space opens, and written when it is closed, when
 // the desk ends, and after a while in which something was said. A nil keeper keeps nothing.
 //
-// A file is a log of BLOCK_TOKENS as on the wire, in version 3, each after its length and CRC-32C
+// A file is a log of BLOCK_TOKENS as on the wire, each after its length and CRC-32C
 // as u32 LE. A reader stops at the first one that is not whole. Nothing depends on their order.
 type keeper struct {
 	path   string // of the folder
@@ -43,9 +43,8 @@ type keeper struct {
 }
 
 const (
-	recordHead    = 8
-	recordVersion = 3
-	newSuffix     = ".new" // of a file's name while it is written
+	recordHead = 8
+	newSuffix  = ".new" // of a file's name while it is written
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -182,7 +181,7 @@ func (l *ledger) records(from, to uint32) (out []byte, err error) {
 // appendRecord appends a record to dst.
 func appendRecord(dst []byte, m *ipc.BlockTokens) ([]byte, error) {
 	at := len(dst)
-	out, err := ipc.Encode(append(dst, make([]byte, recordHead)...), recordVersion, m)
+	out, err := ipc.Encode(append(dst, make([]byte, recordHead)...), m)
 	if err != nil {
 		return nil, err
 	}
@@ -212,7 +211,7 @@ func readRecords(from io.Reader, found func(*ipc.BlockTokens)) error {
 		case n > ipc.MaxFrame || crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(head[4:]):
 			return nil
 		}
-		if m, err := ipc.Decode(recordVersion, body); err == nil {
+		if m, err := ipc.Decode(body); err == nil {
 			if said, ok := m.(*ipc.BlockTokens); ok {
 				found(said)
 			}

@@ -39,9 +39,8 @@ type Agent interface {
 	Spec(s pool.SpaceID) *pool.Spec
 	// Windowed reports whether a group of a space has a sliding window.
 	Windowed(s pool.SpaceID, group uint8) bool
-	// Unserved returns nil if all that engines of a space had sent before the call was served,
-	// otherwise a channel that is closed when that may be so.
-	Unserved(s pool.SpaceID) <-chan struct{}
+	// Unserved reports whether something that engines of a space had sent was not served.
+	Unserved(s pool.SpaceID) bool
 }
 
 // Options configure the guests.

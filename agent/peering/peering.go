@@ -38,9 +38,8 @@ type Memory interface {
 type Agent interface {
 	Transfers() *delivery.Table
 	OpenSpace(fp pool.Fingerprint) (id pool.SpaceID, epoch uint32, ok bool)
-	// Unserved returns nil if all that engines of a space had sent before the call was served,
-	// otherwise a channel that is closed when that may be so.
-	Unserved(s pool.SpaceID) <-chan struct{}
+	// Unserved reports whether something that engines of a space had sent was not served.
+	Unserved(s pool.SpaceID) bool
 	// Raise brings what only tiers have of a chain into memory, until nothing more comes or ctx
 	// ends.
 	Raise(ctx context.Context, s pool.SpaceID, group uint8, h pool.Hashes)
@@ -101,13 +100,19 @@ const servedBytes = delivery.MaxFetchBytes / 3 * 4
 func watch(a Agent, s pool.SpaceID, name string) (peer.Transfer, <-chan struct{}) {
 	t, changed := a.Transfers().Watch(s, name)
 	if t.State == delivery.Unknown {
-		if unserved := a.Unserved(s); unserved != nil {
-			return peer.Transfer{State: peer.Unheard}, unserved
+		if a.Unserved(s) {
+			soon := make(chan struct{})
+			time.AfterFunc(unservedPoll, func() { close(soon) })
+			return peer.Transfer{State: peer.Unheard}, soon
 		}
 		t, changed = a.Transfers().Watch(s, name)
 	}
 	return peer.Transfer{State: states[t.State], Tokens: t.Tokens}, changed
 }
+
+// unservedPoll is how often a transfer that was not heard of is looked for while it may be on its
+// way.
+const unservedPoll = 5 * time.Millisecond
 
 var states = [...]peer.State{
 	delivery.Unknown: peer.Unknown, delivery.Open: peer.Open, delivery.Complete: peer.Complete,

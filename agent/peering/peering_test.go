@@ -23,7 +23,7 @@ type node struct {
 	transfers *delivery.Table
 	spec      pool.Spec
 	space     pool.SpaceID
-	unserved  func() <-chan struct{} // nil: everything was served
+	unserved  func() bool // nil: everything was served
 }
 
 func (n *node) Transfers() *delivery.Table { return n.transfers }
@@ -32,12 +32,7 @@ func (n *node) OpenSpace(fp pool.Fingerprint) (pool.SpaceID, uint32, bool) {
 	return n.space, 0, fp == n.spec.Fingerprint
 }
 
-func (n *node) Unserved(pool.SpaceID) <-chan struct{} {
-	if n.unserved == nil {
-		return nil
-	}
-	return n.unserved()
-}
+func (n *node) Unserved(pool.SpaceID) bool { return n.unserved != nil && n.unserved() }
 
 func (n *node) Raise(context.Context, pool.SpaceID, uint8, pool.Hashes) {}
 
@@ -179,13 +174,13 @@ func TestOfferNotServedYet(t *testing.T) {
 			p, d := newNode(t), newNode(t)
 			served, asked := make(chan struct{}), make(chan struct{})
 			ask := sync.OnceFunc(func() { close(asked) })
-			p.unserved = func() <-chan struct{} {
+			p.unserved = func() bool {
 				ask()
 				select {
 				case <-served:
-					return nil
+					return false
 				default:
-					return served
+					return true
 				}
 			}
 			ended := make(chan peer.Result, 1)

@@ -26,7 +26,8 @@ const (
 // Check checks a REGISTER against docs/PROTOCOL.md, beyond the ranges of single fields, which
 // package ipc has checked. Its errors name the field, the value and what is allowed; they are the
 // text of the refusal.
-func Check(r *ipc.Register, dir string) error {
+func Check(r *ipc.Register, dir string) (err error) {
+	defer ipc.Guard(&err)
 	if strings.ContainsFunc(r.Instance, func(c rune) bool { return c < ' ' || c == 0x7f }) {
 		return fmt.Errorf("instance: %q, allowed: UTF-8 without control characters", r.Instance)
 	}
@@ -124,17 +125,9 @@ func lcm(a, b uint64) uint64 {
 }
 
 func checkScheduler(r *ipc.Register) error {
-	switch {
-	case r.Rank != 0:
-		return fmt.Errorf("rank: %d, allowed: 0 for a scheduler", r.Rank)
-	case len(r.Held) != 0:
-		return fmt.Errorf("held: %d shards, allowed: none for a scheduler", len(r.Held))
-	case r.Sync != nil:
-		return fmt.Errorf("sync: given, allowed: none for a scheduler")
-	case r.Regions != 0:
-		return fmt.Errorf("regions: %d, allowed: 0 for a scheduler", r.Regions)
-	case r.Segments != 0:
-		return fmt.Errorf("segments: %d, allowed: 0 for a scheduler", r.Segments)
+	if r.Rank != 0 || len(r.Held) != 0 || r.Sync != nil || r.Regions != 0 || r.Segments != 0 {
+		return fmt.Errorf("rank, held, sync, regions, segments: %d, %v, %v, %d, %d, allowed: 0 or none for a scheduler",
+			r.Rank, r.Held, r.Sync, r.Regions, r.Segments)
 	}
 	return nil
 }

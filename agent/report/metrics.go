@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	dto "github.com/prometheus/client_model/go"
 
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -28,7 +27,6 @@ type Metrics struct {
 	lookupStatus [len(lookupStatusNames)]*Counter
 	lookupMax    MaxDuration // of look-ups in the own form: total time
 	LookupRecent MaxDuration // the same, since the page asked last
-	AskMax       MaxDuration // of these, the wait for shared tiers
 	overMax      MaxDuration // by which one of these missed its deadline
 	late         prometheus.Histogram
 
@@ -48,7 +46,6 @@ type Metrics struct {
 
 	Registrations map[string]*Counter `metric:"registrations_total" label:"result"`
 	SessionEnds   map[string]*Counter `metric:"session_ends_total" label:"reason"`
-	Panics        map[string]*Counter `metric:"session_panics_total" label:"where"`
 	Resets        Counter             `metric:"resets_total{origin=here}"`
 	CleanupMax    MaxDuration
 	Cleanup       prometheus.Histogram
@@ -84,15 +81,14 @@ func LookupStatusName(s ipc.LookupStatus) string {
 	return fmt.Sprint(int(s))
 }
 
-// NewMetrics makes the counters, with the agent's labels for the reasons of session ends and the
-// places of panics.
-func NewMetrics(endReasons, panicPlaces []string) *Metrics {
+// NewMetrics makes the counters, with the agent's labels for the reasons of session ends.
+func NewMetrics(endReasons []string) *Metrics {
 	m := &Metrics{
 		Registry:      prometheus.NewRegistry(),
 		LookupStatus:  series(lookupStatusNames[:]...),
 		Registrations: series(ResultDone, ResultRefused, ResultClash, ResultKeptOut),
-		SessionEnds:   series(endReasons...), Panics: series(panicPlaces...),
-		Samples: [2]SampleCounters{transfer.Save: {Op: "save"}, transfer.Load: {Op: "load"}},
+		SessionEnds:   series(endReasons...),
+		Samples:       [2]SampleCounters{transfer.Save: {Op: "save"}, transfer.Load: {Op: "load"}},
 		late: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "kvagent_lookup_over_deadline_seconds",
 			Help: "Time by which a look-up missed its deadline, counted from when the agent read it; only late ones " +
@@ -277,46 +273,4 @@ func (j *JobStages) Observe(kind transfer.Kind, t *transfer.Times) {
 	for i, d := range [len(stageNames)]time.Duration{t.Step, t.Queue, t.Copy, t.Sums, t.Report} {
 		j.seconds[kind][i].Observe(d.Seconds())
 	}
-}
-
-// StageStatus is one stage of the jobs of one direction that copied something, since the start.
-type StageStatus struct {
-	Direction string  `json:"direction"` // load or save
-	Stage     string  `json:"stage"`     // step, queue, copy, sums or report
-	Jobs      uint64  `json:"jobs"`
-	P50MS     float64 `json:"p50_ms"` // as precise as the histogram's buckets
-	P99MS     float64 `json:"p99_ms"`
-}
-
-func (j *JobStages) status() []StageStatus {
-	out := []StageStatus{}
-	for kind := range j.seconds {
-		for i, h := range j.seconds[kind] {
-			var m dto.Metric
-			_ = h.Write(&m) // of a histogram of this process: it cannot fail
-			out = append(out, StageStatus{
-				Direction: DirectionNames[kind], Stage: stageNames[i], Jobs: m.Histogram.GetSampleCount(),
-				P50MS: 1e3 * quantile(m.Histogram, 0.5), P99MS: 1e3 * quantile(m.Histogram, 0.99),
-			})
-		}
-	}
-	return out
-}
-
-// quantile returns the q-th quantile as Prometheus' histogram_quantile does: linear in the bucket,
-// at most the last bound, 0 without observations.
-func quantile(h *dto.Histogram, q float64) float64 {
-	if h.GetSampleCount() == 0 {
-		return 0
-	}
-	rank := q * float64(h.GetSampleCount())
-	low, below := 0.0, 0.0
-	for _, b := range h.GetBucket() {
-		n := float64(b.GetCumulativeCount())
-		if n >= rank && n > below {
-			return low + (b.GetUpperBound()-low)*(rank-below)/(n-below)
-		}
-		low, below = b.GetUpperBound(), n
-	}
-	return low
 }

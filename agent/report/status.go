@@ -50,16 +50,14 @@ type Status struct {
 	TokensFound uint64  `json:"tokens_found"`
 	HitRate     float64 `json:"hit_rate"` // tokens found of tokens asked
 	// Look-ups in kvagent's own form, since the start, timed from when the agent read them: the
-	// longest, the longest wait for shared tiers, the greatest miss of a deadline.
+	// longest, the greatest miss of a deadline.
 	LookupMaxUS  float64 `json:"lookup_max_us"`
-	LookupAskUS  float64 `json:"lookup_ask_max_us"`
 	LookupOverUS float64 `json:"lookup_over_deadline_max_us"`
 	// LookupFaults are malformed look-ups, by the reason; panic: the handler's; unsent: answers
 	// that nobody took; connection: connections that were closed.
 	LookupFaults map[string]uint64 `json:"lookup_faults" metric:"lookup_faults_total" label:"fault"`
 
-	Sample SampleStatus  `json:"sample"`
-	Stages []StageStatus `json:"stages"` // of jobs, by direction
+	Sample SampleStatus `json:"sample"`
 
 	CleanupMaxMS float64     `json:"cleanup_max_ms"`
 	Switches     SwitchState `json:"switches"`
@@ -69,7 +67,8 @@ type Status struct {
 	Sockets    []string             `json:"lookup_sockets"`
 	Tiers      *pool.TierReport     `json:"tiers,omitempty"` // nil: memory alone
 	Movers     []cudaipc.MoverState `json:"movers"`
-	Orphans    Orphans              `json:"orphans"`
+	// Abandoned is why the pool's file was abandoned and the pool started empty; empty: it was not.
+	Abandoned string `json:"pool_file_abandoned,omitempty" metric:"pool_file_abandoned"`
 
 	Paces []pace.Report `json:"paces"` // of each device
 }
@@ -96,7 +95,6 @@ type WorkerStatus struct {
 	Shards     []uint32 `json:"shards"` // of each block that a worker holds
 	PID        int      `json:"pid"`
 	Software   string   `json:"software"`
-	Version    uint32   `json:"protocol_version"`
 	Registered bool     `json:"registered"`
 	Regions    int      `json:"regions"`
 	Jobs       int      `json:"jobs"`       // not reported yet
@@ -115,7 +113,7 @@ type SwitchState struct {
 
 // Fill sets what the counters know.
 func (m *Metrics) Fill(st *Status) {
-	st.LeasesGiven, st.Stages = m.LeasesGiven.Load(), m.Stages.status()
+	st.LeasesGiven = m.LeasesGiven.Load()
 	st.BlocksSaved, st.BlocksLoaded = m.saved[pool.OK].Load(), m.loaded[pool.OK].Load()
 	st.BytesSaved, st.BytesLoaded = m.SavedBytes.Load(), m.LoadedBytes.Load()
 	st.Lookups, st.LookupHits = m.lookups(), m.LookupHits.Load()
@@ -123,19 +121,9 @@ func (m *Metrics) Fill(st *Status) {
 	if st.TokensAsked > 0 {
 		st.HitRate = float64(st.TokensFound) / float64(st.TokensAsked)
 	}
-	st.LookupMaxUS, st.LookupAskUS = m.lookupMax.micros(), m.AskMax.micros()
-	st.LookupOverUS = m.overMax.micros()
+	st.LookupMaxUS, st.LookupOverUS = m.lookupMax.micros(), m.overMax.micros()
 	st.CleanupMaxMS = float64(m.CleanupMax.Load()) / float64(time.Millisecond)
 	st.Sample.Saves, st.Sample.Loads = m.Samples[transfer.Save].status(), m.Samples[transfer.Load].status()
-}
-
-// Orphans describes the movers of earlier agents of the socket directory.
-type Orphans struct {
-	Ended uint64 `json:"ended"` // movers that this agent ended, or that it saw end
-	// PIDs are movers that cannot be ended: each keeps the memory of the engines that it served.
-	PIDs []int `json:"pids" metric:"orphan_movers"`
-	// Cold is why the pool's file was abandoned and the pool started empty; empty: it was not.
-	Cold string `json:"cold" metric:"pool_file_abandoned"`
 }
 
 // SampleStatus is the end-to-end check of a sample of the blocks that are copied.

@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -17,19 +15,10 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/settings"
-	"github.com/kvagent/kvagent/takeover"
 )
 
-// probeWithin is how long a start that needs no GPU waits for a driver of which the kernel lists no
-// GPU.
-const probeWithin = 5 * time.Second
-
-// moverKill and orphanKill replace the kill of this agent's movers and of orphans. Nil: SIGKILL.
-// Tests set them.
-var (
-	moverKill  func(*os.Process) error
-	orphanKill func(pidfd int) error
-)
+// moverKill replaces the kill of this agent's movers. Nil: SIGKILL. Tests set it.
+var moverKill func(*os.Process) error
 
 // moverCommand makes the command of a mover, which only serve starts.
 func moverCommand() *cobra.Command {
@@ -41,21 +30,22 @@ func moverCommand() *cobra.Command {
 }
 
 // openDevice opens the devices of this node over the pool's arena; the caller keeps its descriptor.
-func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Record, log *zap.Logger) (*node.Node,
-	error) {
+func openDevice(s *serveSettings, arenaFD int, size int64, log *zap.Logger) (*node.Node, error) {
 	kind := s.device
+	if kind == settings.DeviceCUDA {
+		if err := probeCUDA(); err != nil {
+			return nil, fmt.Errorf("device: %q, allowed where a GPU can be opened: %w", kind, err)
+		}
+	}
 	base := mover.Options{
 		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1,
-		Process: movers.Update, Kill: moverKill,
-	}
-	if kind != settings.DeviceHost {
-		if err := logGPUs(s, log); err != nil {
-			return nil, err
-		}
+		Kill: moverKill,
 	}
 	o := node.Options{NoGPU: "the agent was started with --device host"}
 	if kind != settings.DeviceHost {
 		o.GPU = moverOfGPU(base, log)
+		log.Info("GPUs that the kernel lists; each is opened in a process of its own when an engine registers memory",
+			zap.Int("gpus", node.CountGPUs()))
 	}
 	var err error
 	o.Host, err = openHost(kind, base)
@@ -75,33 +65,6 @@ func moverOfGPU(base mover.Options, log *zap.Logger) func(cudaipc.UUID) (cudaipc
 	}
 }
 
-// logGPUs logs the GPUs at the start. If the kernel lists none, it asks the driver, which takes
-// long only if there are some.
-func logGPUs(s *serveSettings, log *zap.Logger) error {
-	n := node.CountGPUs()
-	var why error
-	if s.device == settings.DeviceCUDA {
-		why = probeCUDA(gpuLimits.Start)
-	} else if n == 0 {
-		why = probeCUDA(min(gpuLimits.Start, probeWithin))
-	}
-	switch {
-	case why == nil:
-		seen := strconv.Itoa(n)
-		if n == 0 {
-			seen = "by the driver alone"
-		}
-		log.Info("GPUs", zap.String("seen", seen),
-			zap.String("opened", "each in a process of its own, when an engine registers its memory"))
-	case s.device == settings.DeviceCUDA:
-		return fmt.Errorf("device: %q, allowed where a GPU can be opened: %w", s.device, why)
-	default:
-		log.Info("no GPU here: engines with memory on CPUs are served, those with memory on GPUs are refused",
-			zap.String("why", why.Error()))
-	}
-	return nil
-}
-
 func openHost(kind string, base mover.Options) (cudaipc.Device, error) {
 	if kind != settings.DeviceHostMover {
 		return host.Open(host.Options{ArenaFD: base.ArenaFD, ArenaSize: base.ArenaSize, Populate: true})
@@ -118,7 +81,7 @@ func openHost(kind string, base mover.Options) (cudaipc.Device, error) {
 
 // probeCUDA asks the driver for GPUs in a separate process, because the agent never calls the
 // driver.
-func probeCUDA(within time.Duration) error {
+func probeCUDA() error {
 	fd, err := unix.MemfdCreate("kvagent-probe", unix.MFD_CLOEXEC)
 	if err != nil {
 		return err
@@ -130,7 +93,7 @@ func probeCUDA(within time.Duration) error {
 	}
 	m, err := mover.New(mover.Options{
 		Name: "probe", Device: cudaipc.CUDAProbe, ArenaFD: fd, ArenaSize: size, Node: -1,
-		Limits: mover.Limits{Start: within},
+		Limits: mover.Limits{Start: gpuLimits.Start},
 	})
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 )
 
 // asNeighbour makes the test binary another user of the node, with the agent's sockets in the
@@ -125,7 +126,7 @@ func says(text string) func(string, func()) {
 
 // session opens a session, and does nothing in it.
 func session(path string, took func()) {
-	c, _, err := ipc.DialSession(context.Background(), path, "neighbour", ipc.MinVersion, ipc.Version)
+	c, _, err := mockengine.DialSession(context.Background(), path, "neighbour")
 	if err != nil {
 		return
 	}

@@ -1,11 +1,7 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
-	"io"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -13,16 +9,14 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool/pooltest"
-	"github.com/kvagent/kvagent/takeover"
 )
 
 // noKill makes a command's kills of movers do nothing: a mover that is stopped is then one in a
@@ -50,8 +44,7 @@ type testWorker struct {
 
 func joinWorker(t *testing.T, dir string) *testWorker {
 	t.Helper()
-	conn, _, err := ipc.DialSession(t.Context(), filepath.Join(dir, socketdir.Session), "test", ipc.MinVersion,
-		ipc.Version)
+	conn, _, err := mockengine.DialSession(t.Context(), filepath.Join(dir, socketdir.Session), "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,47 +158,19 @@ func follow(t *testing.T, path, dir string) (next *exec.Cmd, log *processLog, st
 	return next, log, st
 }
 
-// A mover that stands still when its agent is killed keeps the pool's file and the engines'
-// sockets. The next agent ends it, and has the blocks.
-func TestStoppedMoverIsEnded(t *testing.T) {
+// A mover that does not end when its agent is killed does not keep the node from being served: the
+// next agent starts without the pool's file, and says so. The engines' sessions that it has do not
+// end, because nothing proves that it will not touch their memory.
+func TestMoverOfADeadAgentKeepsItsFile(t *testing.T) {
 	path, dir, cmd, _, mover, w := agentWithStoppedMover(t)
 	_ = cmd.Process.Kill()
 	_, _ = cmd.Process.Wait() // it was killed; cmd.Wait would wait for its mover, which has its standard error
-	next, _, st := follow(t, path, dir)
-	if l := st.Orphans; l.Ended != 1 || len(l.PIDs) != 0 || l.Cold != "" || st.BlocksStored == 0 {
-		t.Errorf("orphans %+v, %d blocks stored; want one ended, and the blocks", l, st.BlocksStored)
-	}
-	select {
-	case err := <-w.ended:
-		if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("the engine's session ended with %v", err)
-		}
-	case <-time.After(pooltest.WaitLimit):
-		t.Error("the engine's session does not end, though its mover is gone")
-	}
-	if !takeover.Exited(mover) {
-		t.Error("the mover is there")
-	}
-	joinWorker(t, dir)
-	endServe(t, next)
-}
-
-// A mover that cannot be ended does not keep the node from being served: the next agent starts
-// without the pool's file, and says so. The engines' sessions that it has do not end, because
-// nothing proves that it will not touch their memory.
-func TestUnendableMoverIsAnOrphan(t *testing.T) {
-	path, dir, cmd, _, mover, w := agentWithStoppedMover(t)
-	_ = cmd.Process.Kill()
-	_, _ = cmd.Process.Wait() // it was killed; cmd.Wait would wait for its mover, which has its standard error
-	t.Setenv(noKill, "1")
 	next, log, st := follow(t, path, dir)
-	if l := st.Orphans; len(l.PIDs) != 1 || l.PIDs[0] != mover || l.Cold == "" || st.BlocksStored != 0 {
-		t.Errorf("orphans %+v, %d blocks stored; want process %d, why it is cold, and no block", l, st.BlocksStored,
-			mover)
+	if st.Abandoned == "" || st.BlocksStored != 0 || !strings.Contains(log.String(), "is abandoned") {
+		t.Errorf("abandoned %q, %d blocks stored; want the reason, and none: %s", st.Abandoned, st.BlocksStored, log)
 	}
 	body, err := adminclient.New(dir).Get(t.Context(), "/metrics")
-	if err != nil || !strings.Contains(string(body), "kvagent_orphan_movers 1") ||
-		!strings.Contains(string(body), "kvagent_pool_file_abandoned 1") {
+	if err != nil || !strings.Contains(string(body), "kvagent_pool_file_abandoned 1") {
 		t.Errorf("metrics: %v", err)
 	}
 	joinWorker(t, dir) // is served
@@ -222,72 +187,13 @@ func TestUnendableMoverIsAnOrphan(t *testing.T) {
 	case <-time.After(pooltest.WaitLimit):
 		t.Error("the session does not end though the mover has")
 	}
-	pooltest.Until(t, "the end of the mover is seen", func() bool { return len(statusOf(t, dir).Orphans.PIDs) == 0 })
-	endServe(t, next)
-	for _, say := range []string{"does not end", "abandoned"} {
-		if !strings.Contains(log.String(), say) {
-			t.Errorf("the log does not say %q: %s", say, log)
-		}
-	}
-}
-
-// The movers of an agent in another namespace of processes stay written down while their pool's
-// file is waited for: if the agent that waits dies, the next one still knows who holds the file.
-func TestUnseenMoversStayRecorded(t *testing.T) {
-	path, dir, cmd, _, mover, _ := agentWithStoppedMover(t)
-	_ = cmd.Process.Kill()
-	_, _ = cmd.Process.Wait() // it was killed; cmd.Wait would wait for its mover, which has its standard error
-	f, err := takeover.ReadMovers(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.Namespace++
-	text, err := json.Marshal(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, socketdir.MoversFile), text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	start := func(wait string) (*exec.Cmd, *processLog) {
-		t.Setenv(testLimits, "takeover="+wait)
-		next, log := kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path, "--device",
-			"host-mover"), &processLog{}
-		next.Stderr = log
-		if err := next.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = next.Process.Kill() }) // it has ended, unless the test failed
-		return next, log
-	}
-	next, log := start("1h")
-	pooltest.Until(t, "the file is waited for", func() bool {
-		return strings.Contains(log.String(), "waiting for another agent")
-	})
-	_ = next.Process.Kill() // of the children of this test
-	_ = next.Wait()         // it was killed
-	if now, err := os.ReadFile(filepath.Join(dir, socketdir.MoversFile)); err != nil || string(now) != string(text) {
-		t.Errorf("recorded while it waits: %q, %v, want %q", now, err, text)
-	}
-	next, log = start("100ms")
-	waitStatus(t, dir, "pid", func(n float64) bool { return int(n) == next.Process.Pid })
-	if st := statusOf(t, dir); st.Orphans.Cold == "" {
-		t.Errorf("the pool is not cold: %+v: %s", st.Orphans, log)
-	}
-	if f, err := takeover.ReadMovers(dir); err != nil || len(f.Movers) != 1 ||
-		f.Movers[0].Agent.PID != next.Process.Pid {
-		t.Errorf("recorded when the file was abandoned: %+v, %v", f, err)
-	}
-	if takeover.Exited(mover) {
-		t.Error("a process of another namespace was ended")
-	}
 	endServe(t, next)
 }
 
 // SIGTERM ends an agent within --drain-timeout and endWithin, though a mover can be neither ended
 // nor reaped, and says what it leaves. The engine's session does not end with it.
 func TestTermWithAnUnendableMover(t *testing.T) {
-	_, _, cmd, log, mover, w := agentWithStoppedMover(t, noKill+"=1")
+	path, dir, cmd, log, mover, w := agentWithStoppedMover(t, noKill+"=1")
 	_ = cmd.Process.Signal(syscall.SIGTERM) // of the children of this test
 	state, err := cmd.Process.Wait()
 	if err != nil || state.ExitCode() != exitCut {
@@ -298,54 +204,23 @@ func TestTermWithAnUnendableMover(t *testing.T) {
 		t.Errorf("the session ended: %v", err)
 	default:
 	}
+	next, _, st := follow(t, path, dir)
+	if st.Abandoned == "" {
+		t.Error("the next agent has the pool's file")
+	}
+	endServe(t, next)
 	if err := syscall.Kill(mover, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	<-w.ended
 	_ = cmd.Wait() // its error is that it was waited for
-	if !strings.Contains(log.String(), "become orphans") {
-		t.Errorf("the log does not say the orphans: %s", log)
+	if !strings.Contains(log.String(), "movers that do not end stay") {
+		t.Errorf("the log does not say what is left: %s", log)
 	}
 }
 
 // SIGTERM with a mover that is only stopped: it is killed and reaped, and the agent ends in order.
 func TestTermWithAStoppedMover(t *testing.T) {
-	_, dir, cmd, _, _, _ := agentWithStoppedMover(t)
+	_, _, cmd, _, _, _ := agentWithStoppedMover(t)
 	endServe(t, cmd)
-	if _, err := os.Stat(filepath.Join(dir, socketdir.MoversFile)); err == nil {
-		t.Error("the list of movers was not removed")
-	}
-}
-
-// An agent that ends in order reaps its movers when its successor may have the directory already:
-// the list of movers is not touched any more, and the successor finds none of its processes.
-func TestEndedAgentLeavesItsList(t *testing.T) {
-	path := poolFile(t)
-	cmd, dir, _ := startServe(t, "--dram-path", path, "--device", "host-mover")
-	st := statusOf(t, dir)
-	endServe(t, cmd)
-	if f, err := takeover.ReadMovers(dir); err != nil || len(f.Movers) != 1 || len(st.Movers) != 1 ||
-		f.Movers[0].PID != st.Movers[0].PID {
-		t.Errorf("the list of movers was written when the directory was free: %+v, %v", f, err)
-	}
-	next, _, st := follow(t, path, dir)
-	if l := st.Orphans; l.Ended != 0 || len(l.PIDs) != 0 || l.Cold != "" {
-		t.Errorf("orphans %+v; want nothing", l)
-	}
-	endServe(t, next)
-}
-
-// The bound of an agent's end counts from the end of the drain, and a second signal ends the drain.
-func TestEndBound(t *testing.T) {
-	ctx, end := context.WithCancel(t.Context())
-	now, endNow := context.WithCancel(t.Context())
-	over := make(chan struct{})
-	said := make(chan bool)
-	go func() { said <- outlasts(ctx, now, time.Hour, over) }()
-	end()
-	endNow()
-	close(over)
-	if <-said {
-		t.Error("an end in time took too long")
-	}
 }

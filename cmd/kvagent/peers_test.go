@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool/peer"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/servertest"
@@ -61,32 +61,6 @@ func TestPeerSettingsErrors(t *testing.T) {
 			}
 		})
 	}
-	s, err := readSettings(t, nil, nil, "")
-	if p := s.peers; err != nil || p.timeout != peer.DefaultTimeout {
-		t.Errorf("defaults %+v, %v", p, err)
-	}
-}
-
-// Other agents are told the configured address, else the one at which the agent listens, with the
-// host's name if that is every address.
-func TestPeerAddress(t *testing.T) {
-	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := func(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 7460} }
-	for _, c := range []struct {
-		advertise string
-		listens   net.Addr
-		want      string
-	}{
-		{"", at("10.0.0.7"), "10.0.0.7:7460"}, {"", at("0.0.0.0"), host + ":7460"}, {"", at("::"), host + ":7460"},
-		{"node-1:99", at("0.0.0.0"), "node-1:99"}, {"", at("fd00::1"), "[fd00::1]:7460"},
-	} {
-		if got := (&peerSettings{advertise: c.advertise}).address(c.listens); got != c.want {
-			t.Errorf("listens at %v: tells %q, want %q", c.listens, got, c.want)
-		}
-	}
 }
 
 // A key file that others can read, or that is too short, ends the start with the reason.
@@ -117,7 +91,7 @@ type twoNodes struct {
 	prefill        *exec.Cmd
 	pDir, dDir     string
 	saves, decodes *testWorker
-	look           *ipc.LookupClient
+	look           *mockengine.LookupClient
 	address        string // of the prefill engine's agent; empty: it has none
 	jobs           uint64
 	hashes         []byte
@@ -150,7 +124,7 @@ func startTwoNodes(t *testing.T, prefill, decode []string) *twoNodes {
 	n.prefill, n.pDir, _ = startServe(t, prefill...)
 	_, n.dDir, _ = startServe(t, decode...)
 	n.saves, n.decodes = joinWorker(t, n.pDir), joinWorker(t, n.dDir)
-	n.look = ipc.DialLookup(filepath.Join(n.dDir, socketdir.Lookup))
+	n.look = mockengine.DialLookup(filepath.Join(n.dDir, socketdir.Lookup))
 	t.Cleanup(func() { _ = n.look.Close() })
 	if p := statusOf(t, n.pDir).Peers; p != nil {
 		n.address = p.Address
@@ -241,7 +215,7 @@ func TestPrefillAgentIsLost(t *testing.T) {
 func TestFetchOverTLS(t *testing.T) {
 	dir := t.TempDir()
 	servertest.Certificate(t, dir)
-	for name, file := range map[string]string{tlsCert: "cert.pem", tlsKey: "key.pem", tlsCA: "cert.pem"} {
+	for name, file := range map[string]string{"tls.crt": "cert.pem", "tls.key": "key.pem", "ca.crt": "cert.pem"} {
 		if err := os.Symlink(file, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}

@@ -8,7 +8,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,12 +37,12 @@ the YAML file of --config (socket-dir: ...), in this order of precedence.
 
 SIGTERM or SIGINT ends it: it refuses new jobs, waits at most --drain-timeout for running ones, notifies the
 engines and exits. After a second signal it does not wait for the jobs. A process that has not ended 15 s after that,
-such as a mover in a driver call that does not return, stays as an orphan: the next agent ends it, or runs without it.
+such as a mover in a driver call that does not return, stays, and the next agent starts with an empty pool.
 
 With --dram-path the pool is a file that outlives the agent: the next agent with that file has its blocks.
 
 Exit codes: 0 ended by a signal, or idle; 1 failed; 2 a setting is not allowed; 3 another agent serves the directory
-or has the pool's file; 4 ended, but jobs were cut off, or orphans remain.`,
+or has the pool's file; 4 ended, but jobs were cut off, or movers remain.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB
   kvagent serve --pool 64GiB --socket-group kv --http 127.0.0.1:9480
   KVAGENT_POOL=64GiB kvagent serve --config /etc/kvagent.yaml`,
@@ -94,7 +93,8 @@ func (s *serveSettings) agentConfig() (c agent.Config, o guests.Options, err err
 		Version: v, Pace: s.pace, CPUPacer: pace.New(s.pace, nil),
 	}
 	o = guests.Options{
-		KeepPercent: s.keepPercent, Ranks: s.eviction != evict.LRUName, Tokens: s.tokensFile(), History: history.New(),
+		KeepPercent: s.keepPercent, Ranks: s.eviction != evict.LRUName, Tokens: s.tiers.TokensFile(s.dramPath),
+		History: history.New(),
 	}
 	if len(s.http) > 0 {
 		o.HTTP.HTTP, o.HTTP.HTTPNames = s.http[0], s.http[1:]
@@ -119,9 +119,7 @@ func (s *serveSettings) check() error {
 			s.dramPath = path
 		}
 	}
-	var err error
-	s.tiers.state, err = s.stateDir()
-	return errors.Join(append(bad, err, s.tiers.check(), s.peers.check())...)
+	return errors.Join(append(bad, s.tiers.Check(s.socketDir), s.peers.Check())...)
 }
 
 // parseGroup parses a group's name or number; 0 is none.
@@ -160,70 +158,25 @@ func (s *serveSettings) logger() (*zap.Logger, error) {
 // sum is less than the 30 s that Kubernetes gives.
 var endWithin = 15 * time.Second
 
-// reportWithin bounds the time to report it.
-const reportWithin = time.Second
-
-// endBound ends the process when its end takes too long, because a mover in a driver call that does
-// not return cannot be reaped. The fence stays valid: the mover still holds the engines' sockets,
-// so engines do not take their memory for free. The agent's own files are as after a kill.
-type endBound struct {
-	over    chan struct{}
-	watched sync.WaitGroup
-}
-
-func newEndBound() *endBound { return &endBound{over: make(chan struct{})} }
-
-// watch begins when ctx is done; the end of now ends the drain. movers returns the running movers.
-func (b *endBound) watch(ctx, now context.Context, drain time.Duration, movers func() []int, log *zap.Logger) {
-	b.watched.Go(func() {
-		if !outlasts(ctx, now, drain, b.over) {
-			return
-		}
-		log.Error("the end takes too long: the agent exits at once, and processes that do not end become orphans",
-			zap.Ints("movers", within(reportWithin, movers)), zap.Duration("waited", endWithin))
+// boundEnd ends the process when its end takes too long after ctx is done, because a mover in a
+// driver call that does not return cannot be reaped; the end of now ends the drain. The fence stays
+// valid: the mover still holds the engines' sockets, so engines do not take their memory for free.
+// The agent's own files are as after a kill. over says that everything has ended.
+func boundEnd(ctx, now context.Context, drain time.Duration, log *zap.Logger) (over func()) {
+	timer := time.AfterFunc(time.Hour, func() {
+		log.Error("the end takes too long: the agent exits at once, and movers that do not end stay",
+			zap.Duration("waited", endWithin))
 		_ = log.Sync() // stderr has nothing to sync
 		os.Exit(exitCut)
 	})
-}
-
-// within returns f's result, or nil if it takes too long; the blocked end may hold the locks that f
-// needs.
-func within(most time.Duration, f func() []int) []int {
-	answer := make(chan []int, 1)
-	go func() { answer <- f() }() // ends with the process
-	select {
-	case list := <-answer:
-		return list
-	case <-time.After(most):
-		return nil
+	timer.Stop() // until ctx is done
+	first := context.AfterFunc(ctx, func() { timer.Reset(drain + endWithin) })
+	second := context.AfterFunc(now, func() { timer.Reset(endWithin) })
+	return func() {
+		first()
+		second()
+		timer.Stop()
 	}
-}
-
-// close reports that everything has ended.
-func (b *endBound) close() {
-	close(b.over)
-	b.watched.Wait()
-}
-
-// outlasts waits until over is closed and returns false, or returns true if the end takes too long.
-func outlasts(ctx, now context.Context, drain time.Duration, over <-chan struct{}) bool {
-	select {
-	case <-ctx.Done():
-	case <-over:
-		return false
-	}
-	return passes(drain, now.Done(), over) && passes(endWithin, nil, over)
-}
-
-// passes waits for a time, or until it is cut short, and returns false if over is closed before.
-func passes(d time.Duration, short, over <-chan struct{}) bool {
-	select {
-	case <-time.After(d):
-	case <-short:
-	case <-over:
-		return false
-	}
-	return true
 }
 
 // idleLooks is how often, at least, the sessions are looked at within --end-idle, and idleLook the

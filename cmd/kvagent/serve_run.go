@@ -26,6 +26,7 @@ import (
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
 	"github.com/kvagent/kvagent/takeover"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // serve runs an agent until a signal ends it. It takes the directory first, so that a second agent
@@ -39,46 +40,44 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	if err != nil {
 		return settings.Invalid(err)
 	}
-	end := newEndBound()
-	defer end.close() // after everything below is closed
-	orphans := takeover.NewOrphans(orphanKill, log)
-	take := takeover.New(takeoverWait, orphans, log)
+	over := func() {}
+	defer func() { over() }() // after everything below is closed
+	take := takeover.New(takeoverWait, log)
 	if join.HTTP.Admin, err = take.Admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}
 	defer func() { _ = join.HTTP.Admin.Close() }() // the agent has closed it if it ran
-	orphans.End(ctx, cfg.Dir)
-	cfg.Orphans = orphans.Status
 	var pages sync.WaitGroup
 	defer pages.Wait() // after the pool is closed
-	p, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, join.History, log) })
+	p, abandoned, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) {
+		return openPool(s, join.History, log)
+	})
 	if err != nil {
 		return serveError(err)
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	logPool(p, s, log)
-	// Not earlier: until the pool is open, a successor needs the whole previous record.
-	movers := takeover.NewRecord(cfg.Dir, orphans.Running(), log)
+	cfg.Abandoned = abandoned
 	pages.Go(func() { logPages(p, log) })
 	_, fd := p.Arena()
-	watched, endWatch := context.WithCancel(ctx)
-	defer endWatch()
-	pages.Go(func() { orphans.Watch(watched, movers.Drop) })
-	device, err := openDevice(s, fd, p.Info().Bytes, movers, log)
+	device, err := openDevice(s, fd, p.Info().Bytes, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, device.Close(cudaipc.AllPeers)) }()
-	stack, closeTiers, err := openTiers(p, s, cfg.CPUPacer, log)
+	noSums := s.integrity == settings.IntegrityHeader
+	stack, closeTiers, err := s.tiers.Open(p, noSums, func(ctx context.Context, bytes int64) func() {
+		return cfg.CPUPacer.Await(ctx, pace.Behind, bytes)
+	}, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeTiers()) }()
-	others, err := openPeers(s, p, stack, &join.Peers, log)
+	others, err := s.peers.Open(p, stack, noSums, &join.Peers, log, agent.Rarely(log))
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, others.close()) }()
+	defer func() { err = errors.Join(err, others.Close()) }()
 	cfg.PeerAddress = join.Peers.Address
 	a, err := agent.New(cfg, stack, device, log)
 	if err != nil {
@@ -86,7 +85,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	joined := guests.Join(a, stack, join, log)
 	a.Plug(joined)
-	if err := others.serve(joined); err != nil {
+	if err := others.Serve(joined); err != nil {
 		return err
 	}
 	ctx, now, stop := untilSignal(ctx, log)
@@ -101,10 +100,8 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 			}
 		})
 	}
-	end.watch(ctx, now, s.drainTimeout, a.MoverPIDs, log)
-	err = a.Run(ctx, now, s.drainTimeout)
-	movers.Stop() // a successor may take the directory now; the movers end after this
-	return serveError(err)
+	over = boundEnd(ctx, now, s.drainTimeout, log)
+	return serveError(a.Run(ctx, now, s.drainTimeout))
 }
 
 // serveError adds the exit code to an error.

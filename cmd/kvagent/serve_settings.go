@@ -10,9 +10,11 @@ import (
 
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/guests"
+	"github.com/kvagent/kvagent/agent/peering"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
+	"github.com/kvagent/kvagent/pool/tierspec"
 	"github.com/kvagent/kvagent/settings"
 	"github.com/kvagent/kvagent/transfer"
 	"github.com/kvagent/kvagent/transfer/pace"
@@ -34,8 +36,8 @@ type serveSettings struct {
 	eviction    string
 	keepPercent int
 
-	tiers tierSettings
-	peers peerSettings
+	tiers tierspec.Settings
+	peers peering.Settings
 
 	config       string
 	http         []string // the address, and names that it answers to
@@ -88,7 +90,7 @@ func (s *serveSettings) groups() []flagGroup {
 		title string
 		add   func(*pflag.FlagSet)
 	}{
-		{"Engines", s.addEngines}, {"Memory", s.addMemory}, {"Tiers", s.tiers.addFlags}, {"Nodes", s.peers.addFlags},
+		{"Engines", s.addEngines}, {"Memory", s.addMemory}, {"Tiers", s.tiers.AddFlags}, {"Nodes", s.peers.AddFlags},
 		{"Operation", s.addOperation},
 	} {
 		f := pflag.NewFlagSet(g.title, pflag.ContinueOnError)

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		if os.Getenv(noKill) != "" {
 			endWithin = 3 * time.Second
-			orphanKill, moverKill = func(int) error { return nil }, func(*os.Process) error { return nil }
+			moverKill = func(*os.Process) error { return nil }
 		}
 		replaceLimits(os.Getenv(testLimits))
 		if len(os.Args) > 1 && slices.Contains([]string{"mock", "replay", "bench"}, os.Args[1]) {
@@ -166,6 +166,7 @@ func TestServeAndCommands(t *testing.T) {
 		!strings.Contains(out, "allowed: loads=on, loads=off") {
 		t.Errorf("set: %d %q", code, out)
 	}
+	t.Setenv(testLimits, "takeover=100ms")
 	if out, code = kvagentOutput(t, "serve", "--socket-dir", dir, "--pool", "16MiB"); code != exitHeld ||
 		!strings.Contains(out, "in use by process") {
 		t.Errorf("a second agent: %d %s", code, out)
@@ -290,7 +291,7 @@ func TestCommandsOfAStranger(t *testing.T) {
 		{[]string{"serve", "--nonsense"}, exitConfig, "unknown flag: --nonsense"},
 		{[]string{"serve", "--pool", "2"}, exitConfig, "allowed: 64KiB to 2TiB"},
 		{[]string{"serve", "--socket-dir", "/" + strings.Repeat("d", 94)}, exitConfig, "allowed: 1 to 94"},
-		{[]string{"version"}, 0, "session protocol 3 to 3"},
+		{[]string{"version"}, 0, "session protocol 3\n"},
 		{[]string{"completion", "bash"}, 0, "kvagent"},
 		{[]string{"set"}, exitConfig, "requires at least 1 arg"},
 	} {

@@ -53,16 +53,18 @@ func TestKilledAgentIsFollowed(t *testing.T) {
 	}
 }
 
-// A second agent on the file of one that lives is told who has it, and does not wait for it, which
-// would take an hour.
+// A second agent on the file of one that lives is told who has it, and leaves it the file.
 func TestLivingAgentKeepsItsFile(t *testing.T) {
 	path := poolFile(t)
 	cmd, _, _ := startServe(t, "--dram-path", path)
-	t.Setenv(testLimits, "takeover=1h")
+	t.Setenv(testLimits, "takeover=500ms")
 	out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB",
 		"--dram-path", path)
 	if want := fmt.Sprintf("in use by process %d", cmd.Process.Pid); code != exitHeld || !strings.Contains(out, want) {
 		t.Errorf("exit %d, want %d with %q: %s", code, exitHeld, want, out)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("the file of an agent that lives was abandoned: %v", err)
 	}
 	_ = cmd.Process.Signal(syscall.SIGTERM) // of the children of this test
 	if err := cmd.Wait(); err != nil {

@@ -5,12 +5,10 @@ package socketdir
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"unicode"
@@ -89,8 +87,7 @@ func onlySockets(dir string) bool {
 		return false
 	}
 	for _, e := range all {
-		if e.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(e.Name(), lockSuffix) && e.Name() != MoversFile &&
-			e.Name() != logFile {
+		if e.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(e.Name(), lockSuffix) && e.Name() != logFile {
 			return false
 		}
 	}
@@ -120,10 +117,6 @@ const (
 	Lookup  = "lookup.sock"
 )
 
-// MoversFile is the file in the socket directory in which an agent records its movers for its
-// successor. No look-up socket can have the name.
-const MoversFile = ".movers"
-
 // logFile is the log of an agent that an engine has started (python/kvagent/starter.py).
 const logFile = "agent.log"
 
@@ -146,53 +139,12 @@ var ErrForeign = errors.New("not touched")
 
 const (
 	lockSuffix  = ".lock"
-	lockTries   = 16  // the holder may remove a lock file when it releases it
 	listenQueue = 512 // connections not yet accepted
-
-	// maxSignature is the size in bytes of a holder's signature: its pid and a newline.
-	maxSignature = 11
 )
 
-// socketFile is a socket file that this process holds a lock for, so that no other agent replaces
-// it.
-type socketFile struct {
-	path  string
-	lock  *os.File
-	bound fs.FileInfo // of the socket's file
-}
-
-// claimSocket locks path and binds a listening Unix socket there. It sets the mode before any
-// client can connect. The caller owns fd.
-func claimSocket(path string, group int) (s *socketFile, fd int, err error) {
-	if len(path) > MaxPath {
-		return nil, -1, fmt.Errorf("socket path %s: %d bytes, allowed is 1 to %d", path, len(path), MaxPath)
-	}
-	if err := Prepare(filepath.Dir(path), group); err != nil {
-		return nil, -1, err
-	}
-	lock, err := lockFile(path)
-	if err != nil {
-		return nil, -1, err
-	}
-	s = &socketFile{path: path, lock: lock}
-	if err = s.clear(); err == nil {
-		fd, err = bindSocket(path, group)
-	}
-	if err != nil {
-		s.unlock()
-		return nil, -1, err
-	}
-	if s.bound, err = os.Lstat(path); err != nil { // removed already
-		s.unlock()
-		unix.Close(fd)
-		return nil, -1, fmt.Errorf("socket %s: %w", path, err)
-	}
-	return s, fd, nil
-}
-
 // clear removes the socket of a dead process.
-func (s *socketFile) clear() error {
-	info, err := os.Lstat(s.path)
+func clear(path string) error {
+	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -200,12 +152,12 @@ func (s *socketFile) clear() error {
 		return err
 	}
 	if info.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("socket %s: a file that is no socket is there: %w", s.path, ErrForeign)
+		return fmt.Errorf("socket %s: a file that is no socket is there: %w", path, ErrForeign)
 	}
-	if alive(s.path) {
-		return fmt.Errorf("socket %s: %w by a process that does not lock it", s.path, ErrInUse)
+	if alive(path) {
+		return fmt.Errorf("socket %s: %w by another process", path, ErrInUse)
 	}
-	return os.Remove(s.path)
+	return os.Remove(path)
 }
 
 func bindSocket(path string, group int) (fd int, err error) {
@@ -238,117 +190,74 @@ func openTo(path string, group int) error {
 	return os.Chmod(path, sockModeGrp)
 }
 
-// release removes the socket's file, then its lock, unless others replaced them after the directory
-// was removed. The caller closes the listening descriptor.
-func (s *socketFile) release() {
-	if s.there() {
-		os.Remove(s.path)
-	}
-	s.unlock()
-}
-
-// there reports whether the socket's file is the one that was bound.
-func (s *socketFile) there() bool {
-	now, err := os.Lstat(s.path)
-	return err == nil && os.SameFile(now, s.bound)
-}
-
-func (s *socketFile) unlock() {
-	if sameFile(s.lock, s.lock.Name()) {
-		os.Remove(s.lock.Name()) // while the lock is held, so that no two processes hold files of that name
-	}
-	s.lock.Close()
-}
-
-// lockFile takes the lock file of path and signs it with this process's pid.
-func lockFile(path string) (*os.File, error) {
-	name := path + lockSuffix
-	for range lockTries {
-		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, sockMode)
-		if err != nil {
-			return nil, fmt.Errorf("socket lock: %w", err)
-		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			defer f.Close()
-			return nil, heldBy(path, f, err)
-		}
-		if sameFile(f, name) {
-			if !signed(f) {
-				f.Close()
-				return nil, fmt.Errorf("socket lock %s: a file of somebody else's is there: %w", name, ErrForeign)
-			}
-			if err := sign(f); err != nil {
-				f.Close()
-				return nil, fmt.Errorf("socket lock: %w", err)
-			}
-			return f, nil
-		}
-		f.Close()
-	}
-	return nil, fmt.Errorf("socket lock %s: %w, it comes and goes", name, ErrInUse)
-}
-
-// signed reports whether a lock file is one of ours: empty, or with nothing but a holder's
-// signature. Other programs have files of such names too (poetry.lock), which must be neither
-// written nor removed.
-func signed(f *os.File) bool {
-	b := make([]byte, maxSignature+1)
-	n, err := f.ReadAt(b, 0)
-	if n == 0 {
-		return errors.Is(err, io.EOF)
-	}
-	digits, whole := strings.CutSuffix(string(b[:n]), "\n")
-	_, bad := strconv.ParseUint(digits, 10, 32)
-	return whole && n <= maxSignature && bad == nil
-}
-
-// sign writes this process's signature into a lock file.
-func sign(f *os.File) error {
-	if err := f.Truncate(0); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(f, "%d\n", os.Getpid())
-	return err
-}
-
-func heldBy(path string, f *os.File, err error) error {
-	if !errors.Is(err, unix.EWOULDBLOCK) {
-		return fmt.Errorf("socket lock %s: %w", f.Name(), err)
-	}
-	var b [32]byte
-	n, _ := f.ReadAt(b[:], 0)
-	return fmt.Errorf("socket %s: %w by process %s", path, ErrInUse, strings.TrimSpace(string(b[:n])))
-}
-
-func sameFile(f *os.File, name string) bool {
-	a, err := f.Stat()
-	if err != nil {
-		return false
-	}
-	b, err := os.Stat(name)
-	return err == nil && os.SameFile(a, b)
-}
-
-// Listener is a Unix stream listener that holds its socket file's lock.
+// Listener is a Unix stream listener.
 type Listener struct {
 	*net.UnixListener
-	file *socketFile
+	path  string
+	bound fs.FileInfo // of the socket's file
+	lock  *os.File    // of the directory; nil: the listener does not hold it
 }
 
-// ListenAdmin takes a socket directory, which only one agent at a time can have. If another has it
-// the error wraps ErrInUse and names its process.
+// ListenAdmin takes a socket directory, which only one agent at a time can have, by a lock that
+// stays in it. If another has it the error wraps ErrInUse and names its process.
 func ListenAdmin(dir string, group int) (*Listener, error) {
-	l, err := Listen(filepath.Join(dir, Admin), group)
+	lock, err := lockDir(dir, group)
 	if err != nil {
 		return nil, fmt.Errorf("socket-dir: %w", err)
 	}
+	l, err := Listen(filepath.Join(dir, Admin), group)
+	if err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("socket-dir: %w", err)
+	}
+	l.lock = lock
 	return l, nil
 }
 
-// Listen listens at path as all sockets of the agent do: in a directory that is closed to
-// others, under a lock, replacing a dead socket but never a live one. group is a gid, 0 for none.
+// lockDir locks a directory, and signs the lock with this process's pid.
+func lockDir(dir string, group int) (*os.File, error) {
+	if err := Prepare(dir, group); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(LockPath(dir), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, sockMode)
+	if err != nil {
+		return nil, fmt.Errorf("socket lock: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		if err = f.Truncate(0); err == nil {
+			_, err = fmt.Fprintf(f, "%d\n", os.Getpid())
+		}
+		if err == nil {
+			return f, nil
+		}
+	}
+	defer f.Close()
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("socket lock %s: %w", f.Name(), err)
+	}
+	var b [32]byte
+	n, _ := f.ReadAt(b[:], 0)
+	return nil, fmt.Errorf("%s: %w by process %s", dir, ErrInUse, strings.TrimSpace(string(b[:n])))
+}
+
+// LockPath returns the lock file of a directory. It has the pid of the process that locked it last.
+func LockPath(dir string) string { return filepath.Join(dir, Admin+lockSuffix) }
+
+// Listen listens at path as all sockets of the agent do: in a directory that is closed to others,
+// replacing a dead socket but never a live one, with its mode before any client can connect. group
+// is a gid, 0 for none. The caller has the directory.
 func Listen(path string, group int) (*Listener, error) {
-	file, fd, err := claimSocket(path, group)
+	if len(path) > MaxPath {
+		return nil, fmt.Errorf("socket path %s: %d bytes, allowed is 1 to %d", path, len(path), MaxPath)
+	}
+	if err := Prepare(filepath.Dir(path), group); err != nil {
+		return nil, err
+	}
+	if err := clear(path); err != nil {
+		return nil, err
+	}
+	fd, err := bindSocket(path, group)
 	if err != nil {
 		return nil, err
 	}
@@ -356,20 +265,35 @@ func Listen(path string, group int) (*Listener, error) {
 	l, err := net.FileListener(f)
 	f.Close()
 	if err != nil {
-		file.release()
+		os.Remove(path)
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
-	return &Listener{UnixListener: l.(*net.UnixListener), file: file}, nil
+	out := &Listener{UnixListener: l.(*net.UnixListener), path: path}
+	if out.bound, err = os.Lstat(path); err != nil { // removed already
+		l.Close()
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	return out, nil
 }
 
 // Reachable reports whether the socket's file still exists and is the one that was bound.
-func (l *Listener) Reachable() bool { return l.file.there() }
+func (l *Listener) Reachable() bool {
+	now, err := os.Lstat(l.path)
+	return err == nil && os.SameFile(now, l.bound)
+}
 
-// Close stops listening and removes the socket's file.
+// Close stops listening and removes the socket's file, unless others replaced it after the
+// directory was removed.
 func (l *Listener) Close() error {
 	err := l.UnixListener.Close()
-	if err == nil {
-		l.file.release()
+	if err != nil {
+		return err
 	}
-	return err
+	if l.Reachable() {
+		os.Remove(l.path)
+	}
+	if l.lock != nil {
+		l.lock.Close()
+	}
+	return nil
 }

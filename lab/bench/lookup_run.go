@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -50,7 +51,7 @@ type asker struct {
 	bench    *lookupBench
 	alone    bool
 	random   *rand.Rand
-	agent    *ipc.LookupClient
+	agent    *mockengine.LookupClient
 	question question
 }
 
@@ -184,8 +185,8 @@ func (b *lookupBench) register() (err error) {
 // dialBench opens a session with the agent of a measurement and registers it. A worker has memory
 // of that many bytes, in blocks.
 func dialBench(dir string, r *ipc.Register, memory, block int64) (c *ipc.Conn, session uint64, err error) {
-	c, w, err := ipc.DialSession(context.Background(), filepath.Join(dir, lookupSockets, socketdir.Session),
-		"kvbench bench", ipc.Version, ipc.Version)
+	c, w, err := mockengine.DialSession(context.Background(), filepath.Join(dir, lookupSockets, socketdir.Session),
+		"kvbench bench")
 	if err != nil {
 		return nil, 0, err
 	}
@@ -224,7 +225,7 @@ func sendMemory(c *ipc.Conn, rank uint32, memory, block int64) error {
 
 func (b *lookupBench) newAsker(seed uint64, alone bool) *asker {
 	return &asker{bench: b, alone: alone, random: rand.New(rand.NewPCG(1, 2+seed)),
-		agent: ipc.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName))}
+		agent: mockengine.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName))}
 }
 
 func (b *lookupBench) close() (err error) {

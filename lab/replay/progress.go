@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -14,19 +13,11 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// Pauses between two lines of progress.
-const (
-	showTTY  = 200 * time.Millisecond
-	showFile = time.Second
-)
-
-// progress shows the progress of a replay: one line that is redrawn on a terminal, otherwise a line
-// a second.
+// progress shows the progress of a replay, a line a second.
 type progress struct {
 	set    *scenario
 	out    io.Writer // the result
 	log    io.Writer // the progress
-	tty    bool
 	ticker *time.Ticker
 }
 
@@ -38,13 +29,7 @@ func newProgress(s *scenario, out, log io.Writer) *progress {
 	if !s.progress {
 		return p
 	}
-	every := showFile
-	if f, ok := p.log.(*os.File); ok {
-		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
-			p.tty, every = true, showTTY
-		}
-	}
-	p.ticker = time.NewTicker(every)
+	p.ticker = time.NewTicker(time.Second)
 	return p
 }
 
@@ -66,26 +51,11 @@ func (p *progress) line(r *replay) {
 		blocks += e.blocks
 		hits += e.own + e.pooled
 	}
-	text := fmt.Sprintf("%s %6s of %s requests   hit rate %5.1f %%   %7.2f GB moved   "+
-		"look-up p50 %.0f µs, p99 %.0f µs   %3.0f s",
-		bar(r.done, len(r.records)), settings.Thousands(r.done), settings.Thousands(len(r.records)),
+	fmt.Fprintf(p.log, "%6s of %s requests   hit rate %5.1f %%   %7.2f GB moved   "+
+		"look-up p50 %.0f µs, p99 %.0f µs   %3.0f s\n",
+		settings.Thousands(r.done), settings.Thousands(len(r.records)),
 		100*ratio(hits, blocks), float64(s.BytesSaved+s.BytesLoaded)/1e9,
 		micros(s.LookupTimes.Quantile(0.5)), micros(s.LookupTimes.Quantile(0.99)), time.Since(r.begin).Seconds())
-	if p.tty {
-		fmt.Fprintf(p.log, "\r\x1b[K%s", text)
-		return
-	}
-	fmt.Fprintln(p.log, text)
-}
-
-const barWidth = 20
-
-func bar(n, of int) string {
-	full := 0
-	if of > 0 {
-		full = min(n*barWidth/of, barWidth)
-	}
-	return "[" + strings.Repeat("#", full) + strings.Repeat(".", barWidth-full) + "]"
 }
 
 // end prints the result.
@@ -93,9 +63,6 @@ func (p *progress) end(r *replay, o *Report) {
 	if p.ticker != nil {
 		p.ticker.Stop()
 		p.line(r)
-		if p.tty {
-			fmt.Fprintln(p.log)
-		}
 	}
 	if p.set.json {
 		body, err := json.MarshalIndent(o, "", "  ")

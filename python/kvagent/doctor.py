@@ -373,9 +373,7 @@ def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
         scheduler = any(one.get("role") == "scheduler" for one in sessions)
         text = f"{name}: space {engine.get('space')}, {ranks} of {engine.get('world')} ranks"
         if engine.get("complete") and scheduler:
-            yield Finding(
-                f"{text}, protocol {', '.join(sorted({str(one.get('protocol_version')) for one in sessions}))}"
-            )
+            yield Finding(text)
         else:
             missing = "its ranks are not all registered" if scheduler else "its scheduler is not registered"
             fix = 'see the log of that process, lines with "kvagent:"'

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATIENCE_S = 60.0
+STAGE = r'kvagent_transfer_stage_seconds_%s{direction="(\w+)",stage="(\w+)"} (\S+)'
 
 
 class Agent:
@@ -49,6 +52,22 @@ class Agent:
         run = subprocess.run(command, capture_output=True, timeout=PATIENCE_S)
         status: dict[str, Any] = {} if run.returncode else json.loads(run.stdout)
         return status
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Return the jobs that copied something so far and their mean time, by stage."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(PATIENCE_S)
+            connection.connect(f"{self.sockets}/admin.sock")
+            connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            text = connection.makefile().read()
+        sums, jobs = (
+            {(way, stage): float(value) for way, stage, value in re.findall(STAGE % kind, text)}
+            for kind in ("sum", "count")
+        )
+        return [
+            {"direction": way, "stage": stage, "jobs": int(n), "mean_ms": 1e3 * sums[way, stage] / max(n, 1)}
+            for (way, stage), n in jobs.items()
+        ]
 
     def until(self, what: str, holds: Callable[[dict[str, Any]], bool], meanwhile: Callable[[], object] = int) -> None:
         """Wait until its status is as it should be."""

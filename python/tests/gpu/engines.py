@@ -231,7 +231,7 @@ def measure(name: str, model: Path, sockets: str, size: Size, known: dict[str, l
     if not kind.brief:
         decode(bench, row, size, batch, 2000 + 100 * list(KINDS).index(name))
     if kind.ours:
-        row["stages"] = Agent(sockets, size.pool).status()["stages"]
+        row["stages"] = Agent(sockets, size.pool).stages()
     say()
     if kind.copies:
         row["beside_copies"] = {}

@@ -98,7 +98,7 @@ def engines(rows: list[dict[str, Any]]) -> str:
     for pace in ("auto", "off"):
         line(f"decode beside saves, `--pace {pace}`: whole; gap p50, p99; GiB/s", saves(pace))
     for direction in ("save", "load"):
-        line(f"{direction}s by stage, since the agent began: p50, p99", stages(direction))
+        line(f"{direction}s by stage, since the agent began: mean, ms", stages(direction))
     line("start", lambda row: f"{row['start_s']} s")
     return markdown(lines)
 
@@ -117,9 +117,8 @@ def saves(pace: str) -> Callable[[dict[str, Any]], str]:
 
 def stages(direction: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: "; ".join(
-        f"{one['stage']} {one['p50_ms']:.2g}, {one['p99_ms']:.2g}"
-        for one in row["stages"] if one["direction"] == direction
-    )  # fmt: skip
+        f"{one['stage']} {one['mean_ms']:.2g}" for one in row["stages"] if one["direction"] == direction
+    )
 
 
 def spread(values: list[float]) -> str:

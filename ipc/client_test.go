@@ -1,6 +1,7 @@
 package ipc
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -141,8 +142,7 @@ func (l *LookupClient) connectLocked(deadline time.Time) (err error) {
 		}
 		time.Sleep(redialPause)
 	}
-	l.mu.in = zmtpReader{src: l.mu.nc, buf: make([]byte, zmtpBuffer), grow: func() error { return nil },
-		command: l.pong}
+	l.mu.in = zmtpReader{src: l.mu.nc, buf: make([]byte, zmtpBuffer), grow: func() error { return nil }}
 	if err := l.mu.nc.SetDeadline(deadline); err != nil {
 		return err
 	}
@@ -155,16 +155,6 @@ func (l *LookupClient) connectLocked(deadline time.Time) (err error) {
 	}
 	in.r += greetingBytes
 	return checkGreeting(in.buf[in.r-greetingBytes : in.r])
-}
-
-// pong answers a PING. The server's READY and other commands are ignored.
-func (l *LookupClient) pong(body []byte) error {
-	answer := pong(body)
-	if answer == nil {
-		return nil
-	}
-	_, err := l.mu.nc.Write(answer)
-	return err
 }
 
 func (l *LookupClient) disconnectLocked() {
@@ -181,4 +171,51 @@ func (l *LookupClient) Close() error {
 	l.mu.closed = true
 	l.disconnectLocked()
 	return nil
+}
+
+// DialSession connects to the agent at path and performs the handshake. The error wraps an *Error
+// if the agent refused.
+func DialSession(ctx context.Context, path, software string) (*Conn, *Welcome, error) {
+	if len(path) > MaxSocketPath {
+		return nil, nil, fmt.Errorf("session socket %s: %d bytes, allowed is 1 to %d", path, len(path), MaxSocketPath)
+	}
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("session: %w", err)
+	}
+	c, err := NewConn(nc.(*net.UnixConn), false)
+	if err != nil {
+		return nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { c.uc.Close() })
+	w, err := c.hello(software)
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		c.Close()
+		return nil, nil, fmt.Errorf("session %s: %w", path, errors.Join(ctx.Err(), err))
+	}
+	return c, w, nil
+}
+
+func (c *Conn) hello(software string) (*Welcome, error) {
+	sent := c.Send(&Hello{MinVersion: Version, MaxVersion: Version, Software: software})
+	var malformed *MalformedError
+	if errors.As(sent, &malformed) {
+		return nil, sent
+	}
+	// An agent that refuses at once closes before our HELLO; its ERROR can still be read.
+	msg, _, err := c.receive(HandshakeTimeout)
+	if err != nil {
+		return nil, errors.Join(sent, err)
+	}
+	switch m := msg.(type) {
+	case *Error:
+		return nil, m
+	case *Welcome:
+		return m, sent
+	}
+	return nil, fmt.Errorf("%T came instead of WELCOME", msg)
 }

@@ -1,4 +1,4 @@
-package main
+package adminclient
 
 import (
 	"fmt"
@@ -57,7 +57,6 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	fmt.Fprintf(t, "blocks\t%d saved (%s), %d loaded (%s)\n",
 		st.BlocksSaved, settings.HumanSize(int64(st.BytesSaved)), st.BlocksLoaded,
 		settings.HumanSize(int64(st.BytesLoaded)))
-	printStages(t, st.Stages)
 	printSample(t, &st.Sample)
 	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, settings.HumanSize(st.LeaseBytes),
 		st.LeasesGiven, st.LeasesRevoked)
@@ -74,11 +73,8 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	for i := range st.Movers {
 		printMover(t, &st.Movers[i])
 	}
-	if l := &st.Orphans; len(l.PIDs) > 0 || l.Cold != "" {
-		fmt.Fprintf(t, "orphans\tmovers %v of an earlier agent cannot be ended\n", l.PIDs)
-		if l.Cold != "" {
-			fmt.Fprintf(t, "\tthe pool started empty, in a new file: %s\n", l.Cold)
-		}
+	if st.Abandoned != "" {
+		fmt.Fprintf(t, "pool file\tabandoned, the pool started empty in a new one: %s\n", st.Abandoned)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -119,25 +115,6 @@ func printTransfers(t io.Writer, x *delivery.Report, p *admin.PeersStatus) {
 			fmt.Fprintf(t, "; %s", one.Error)
 		}
 		fmt.Fprintln(t)
-	}
-}
-
-// printStages prints a line for each direction in which jobs copied something.
-func printStages(t io.Writer, stages []report.StageStatus) {
-	for i := range stages {
-		s := &stages[i]
-		if s.Jobs == 0 {
-			continue
-		}
-		if i == 0 || stages[i-1].Direction != s.Direction {
-			fmt.Fprintf(t, "%s time\t%d jobs; p50, p99 in ms:", s.Direction, s.Jobs)
-		}
-		fmt.Fprintf(t, " %s %.3g, %.3g", s.Stage, s.P50MS, s.P99MS)
-		if i+1 == len(stages) || stages[i+1].Direction != s.Direction {
-			fmt.Fprintln(t)
-		} else {
-			fmt.Fprint(t, ";")
-		}
 	}
 }
 

@@ -1,4 +1,4 @@
-package main
+package tierspec
 
 import (
 	"context"
@@ -15,19 +15,18 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/tier"
 	"github.com/kvagent/kvagent/pool/tier/transit"
-	"github.com/kvagent/kvagent/pool/tierspec"
 	"github.com/kvagent/kvagent/settings"
-	"github.com/kvagent/kvagent/transfer/pace"
 )
 
-// tierSettings are the settings of the tiers below the pool's memory.
-type tierSettings struct {
-	specs []*tierspec.Spec
+// Settings are the settings of the tiers below the pool's memory.
+type Settings struct {
+	specs []*Spec
 	state string // directory; empty: see stateDir
 }
 
-func (t *tierSettings) addFlags(f *pflag.FlagSet) {
-	f.Var(tierspec.Setting(&t.specs), "tier",
+// AddFlags defines the settings.
+func (t *Settings) AddFlags(f *pflag.FlagSet) {
+	f.Var(Setting(&t.specs), "tier",
 		"a store below the pool, nearest first, such as disk:/var/lib/kvagent?capacity=100GiB or redis://host:6379; "+
 			"may be given several times (docs/TIERS.md)")
 	f.StringVar(&t.state, "tier-state", "",
@@ -35,14 +34,18 @@ func (t *tierSettings) addFlags(f *pflag.FlagSet) {
 			"first disk tier, or kvagent in /var/lib, of a user other than root in $XDG_STATE_HOME or ~/.local/state")
 }
 
-// check validates the combination of settings.
-func (t *tierSettings) check() error {
+// Check validates the combination of settings, and sets the default of --tier-state, which the
+// socket directory may be part of.
+func (t *Settings) Check(socketDir string) (err error) {
 	var bad []error
+	if t.state, err = t.stateDir(socketDir); err != nil {
+		bad = append(bad, err)
+	}
 	names := map[string]bool{}
 	for _, s := range t.specs {
 		if names[s.Name] {
 			bad = append(bad, fmt.Errorf("tier: %s: name %q is used twice, allowed: once (give one a name=)",
-				tierspec.Shown(s.Text), s.Name))
+				Shown(s.Text), s.Name))
 		}
 		names[s.Name] = true
 	}
@@ -55,20 +58,20 @@ func (t *tierSettings) check() error {
 // stateDir returns the directory of the file of resets: the one that was given, that of the first
 // disk tier, or a default. The default differs between agents of one user, by their socket
 // directories, because each has its own resets.
-func (s *serveSettings) stateDir() (string, error) {
-	if s.tiers.state != "" || len(s.tiers.specs) == 0 {
-		return s.tiers.state, nil
+func (t *Settings) stateDir(socketDir string) (string, error) {
+	if t.state != "" || len(t.specs) == 0 {
+		return t.state, nil
 	}
-	for _, t := range s.tiers.specs {
-		if t.Scheme == tierspec.SchemeDisk {
-			return t.Path, nil
+	for _, s := range t.specs {
+		if s.Scheme == SchemeDisk {
+			return s.Path, nil
 		}
 	}
 	base, err := defaultState()
-	if err != nil || s.socketDir == settings.DefaultSocketDir() {
+	if err != nil || socketDir == settings.DefaultSocketDir() {
 		return base, err
 	}
-	dir, err := filepath.Abs(s.socketDir)
+	dir, err := filepath.Abs(socketDir)
 	return filepath.Join(base, url.PathEscape(dir)), err
 }
 
@@ -89,17 +92,17 @@ func defaultState() (string, error) {
 	return filepath.Join(home, ".local/state/kvagent"), nil
 }
 
-// tokensFile returns the file for the tokens that KV events need: beside the file of resets if a
+// TokensFile returns the file for the tokens that KV events need: beside the file of resets if a
 // disk tier outlives the agent or, if memory alone does, beside the pool's file. Empty: nothing of
 // which events tell outlives it, so prompts are kept in no file.
-func (s *serveSettings) tokensFile() string {
-	for _, t := range s.tiers.specs {
-		if t.Scheme == tierspec.SchemeDisk {
-			return filepath.Join(s.tiers.state, "kvagent"+tokensSuffix)
+func (t *Settings) TokensFile(poolFile string) string {
+	for _, s := range t.specs {
+		if s.Scheme == SchemeDisk {
+			return filepath.Join(t.state, "kvagent"+tokensSuffix)
 		}
 	}
-	if s.dramPath != "" {
-		return s.dramPath + tokensSuffix
+	if poolFile != "" {
+		return poolFile + tokensSuffix
 	}
 	return ""
 }
@@ -109,12 +112,11 @@ const tokensSuffix = ".tokens"
 // resetsFile is the file in the state directory.
 const resetsFile = "kvagent-resets.json"
 
-// openTiers opens the tiers below a pool. Without tiers it returns the pool itself. The returned
-// function closes them.
-func openTiers(
-	p *dram.Pool, s *serveSettings, pacer *pace.Pacer, log *zap.Logger,
+// Open opens the tiers below a pool. Without tiers it returns the pool itself. The returned
+// function closes them. pace is that of tier.Options.
+func (t *Settings) Open(
+	p *dram.Pool, noSums bool, pace func(ctx context.Context, bytes int64) func(), log *zap.Logger,
 ) (pool.Memory, func() error, error) {
-	t := &s.tiers
 	if len(t.specs) == 0 {
 		return p, func() error { return nil }, nil
 	}
@@ -131,34 +133,27 @@ func openTiers(
 	}
 	tiers := make([]tier.Tier, 0, len(t.specs))
 	for _, spec := range t.specs {
-		opened, err := spec.Open(&tierspec.Needs{Spec: spec, Staging: staging,
+		opened, err := spec.Open(&Needs{Spec: spec, Staging: staging,
 			Log: log.With(zap.String("tier", spec.Name))})
 		if err != nil {
-			return fail(fmt.Errorf("tier: %s: %w", tierspec.Shown(spec.Text), err))
+			return fail(fmt.Errorf("tier: %s: %w", Shown(spec.Text), err))
 		}
 		closers = append(closers, opened.Close)
 		one := spec.Tier
 		one.Store, one.Local = opened.Store, opened.Local
 		tiers = append(tiers, one)
-		log.Info("tier", zap.String("tier", spec.Name), zap.String("store", tierspec.Shown(spec.Text)),
+		log.Info("tier", zap.String("tier", spec.Name), zap.String("store", Shown(spec.Text)),
 			zap.Stringer("write", one.Write))
 	}
-	o := t.options(s, staging, log)
-	o.Pace = func(ctx context.Context, bytes int64) func() { return pacer.Await(ctx, pace.Behind, bytes) }
-	stack, err := tier.Open(p, tiers, o)
+	node, _ := os.Hostname() // empty: stored values name no source
+	stack, err := tier.Open(p, tiers, tier.Options{
+		Staging: staging, State: filepath.Join(t.state, resetsFile), NoSums: noSums, Node: node, Pace: pace,
+		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
+	})
 	if err != nil {
 		return fail(settings.Invalid(err))
 	}
 	return stack, func() error { return errors.Join(stack.Close(), closeAll(closers)) }, nil
-}
-
-func (t *tierSettings) options(s *serveSettings, staging *transit.Staging, log *zap.Logger) tier.Options {
-	node, _ := os.Hostname() // empty: stored values name no source
-	return tier.Options{
-		Staging: staging, State: filepath.Join(t.state, resetsFile),
-		NoSums: s.integrity == settings.IntegrityHeader, Node: node,
-		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
-	}
 }
 
 // closeAll calls the closers in the opposite order.

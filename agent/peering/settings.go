@@ -1,4 +1,4 @@
-package main
+package peering
 
 import (
 	"errors"
@@ -15,10 +15,8 @@ import (
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/guests"
-	"github.com/kvagent/kvagent/agent/peering"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
@@ -28,8 +26,8 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// peerSettings are the settings of transfers, and of the agents of other nodes.
-type peerSettings struct {
+// Settings are the settings of transfers, and of the agents of other nodes.
+type Settings struct {
 	listen, advertise string // host:port
 	keyFile           string
 	tlsDir            string
@@ -45,7 +43,8 @@ const (
 	tlsCA   = "ca.crt"
 )
 
-func (p *peerSettings) addFlags(f *pflag.FlagSet) {
+// AddFlags defines the settings.
+func (p *Settings) AddFlags(f *pflag.FlagSet) {
 	p.timeout = peer.DefaultTimeout
 	f.StringVar(&p.listen, "peer-listen", "",
 		"address:port where agents of other nodes fetch blocks; needs --peer-key-file or --peer-tls-dir; "+
@@ -69,8 +68,8 @@ func (p *peerSettings) addFlags(f *pflag.FlagSet) {
 		"silence after which an agent of another node counts as dead")
 }
 
-// check validates the combination of settings. The files are read later.
-func (p *peerSettings) check() error {
+// Check validates the combination of settings. The files are read later.
+func (p *Settings) Check() error {
 	var bad []error
 	if p.tlsDir != "" && p.keyFile != "" {
 		bad = append(bad, errors.New("peer-key-file: given with peer-tls-dir, allowed: a key or certificates"))
@@ -126,7 +125,7 @@ func checkHostPort(text string) error {
 }
 
 // auth reads the key or the certificates; ok is false if there are none.
-func (p *peerSettings) auth() (a peer.Auth, ok bool, err error) {
+func (p *Settings) auth() (a peer.Auth, ok bool, err error) {
 	switch {
 	case p.keyFile != "":
 		a, err = peer.LoadKey(p.keyFile)
@@ -139,51 +138,53 @@ func (p *peerSettings) auth() (a peer.Auth, ok bool, err error) {
 	return a, true, err
 }
 
-// peers is an agent's part among those of other nodes.
-type peers struct {
-	peering  *peering.Peering // nil: the agent is on its own
-	listener net.Listener     // until serve; nil: other agents are not served
-	reads    *mooncake.Reads  // nil: there are no one-sided reads
+// Node is an agent's part among those of other nodes.
+type Node struct {
+	peering  *Peering        // nil: the agent is on its own
+	listener net.Listener    // until serve; nil: other agents are not served
+	reads    *mooncake.Reads // nil: there are no one-sided reads
 }
 
-// openPeers prepares to fetch from other agents and to serve them, and sets what the guests know of
-// them. An agent without a key or certificates is on its own.
-func openPeers(s *serveSettings, p *dram.Pool, stack pool.Memory, part *guests.Peers, log *zap.Logger) (*peers, error) {
-	auth, ok, err := s.peers.auth()
+// Open prepares to fetch from other agents into a stack of tiers and to serve them from its memory,
+// and sets what the guests know of them. An agent without a key or certificates is on its own. rare
+// drops like lines.
+func (p *Settings) Open(
+	memory *dram.Pool, stack pool.Memory, noSums bool, part *guests.Peers, log, rare *zap.Logger,
+) (*Node, error) {
+	auth, ok, err := p.auth()
 	if err != nil {
 		return nil, settings.Invalid(err)
 	}
 	if !ok {
-		return &peers{}, nil
+		return &Node{}, nil
 	}
-	out := &peers{}
-	if s.peers.listen != "" {
-		if out.listener, err = net.Listen("tcp", s.peers.listen); err != nil {
+	out := &Node{}
+	if p.listen != "" {
+		if out.listener, err = net.Listen("tcp", p.listen); err != nil {
 			return nil, fmt.Errorf("peer-listen: %w", err)
 		}
-		part.Address = s.peers.address(out.listener.Addr())
+		part.Address = p.address(out.listener.Addr())
 		log.Info("peers", zap.Stringer("listen", out.listener.Addr()), zap.String("advertised", part.Address),
 			zap.Stringer("auth", auth))
 	}
-	rare := agent.Rarely(log)
-	o := peering.Options{
-		Memory: p, Slots: stack, Auth: auth, Allow: s.peers.allow, Timeout: s.peers.timeout,
-		NoSums: s.integrity == settings.IntegrityHeader,
+	o := Options{
+		Memory: memory, Slots: stack, Auth: auth, Allow: p.allow, Timeout: p.timeout,
+		NoSums: noSums,
 		Log:    func(peer, what string, err error) { rare.Warn(what, zap.String("peer", peer), zap.Error(err)) },
 	}
-	if s.peers.rdma.protocol != "" {
-		if out.reads, err = openReads(&s.peers, part.Address, p, log); err != nil {
-			return nil, settings.Invalid(errors.Join(err, out.close()))
+	if p.rdma.protocol != "" {
+		if out.reads, err = p.openReads(part.Address, memory, log); err != nil {
+			return nil, settings.Invalid(errors.Join(err, out.Close()))
 		}
 		o.Reader = out.reads
 	}
-	if out.peering, err = peering.New(o); err != nil {
-		return nil, settings.Invalid(errors.Join(err, out.close()))
+	if out.peering, err = New(o); err != nil {
+		return nil, settings.Invalid(errors.Join(err, out.Close()))
 	}
 	part.Fetch, part.Deliver = out.peering.Fetch, out.peering.Deliver
 	part.Leave, part.Stop = out.peering.Close, out.stop
 	part.Report = func() *admin.PeersStatus {
-		reads := admin.Reads{Protocol: s.peers.rdma.protocol}
+		reads := admin.Reads{Protocol: p.rdma.protocol}
 		if out.reads != nil {
 			_, reads.Reason = out.reads.Exposed()
 		}
@@ -194,7 +195,7 @@ func openPeers(s *serveSettings, p *dram.Pool, stack pool.Memory, part *guests.P
 }
 
 // address returns what other agents are told: as configured, or where the agent listens.
-func (p *peerSettings) address(listens net.Addr) string {
+func (p *Settings) address(listens net.Addr) string {
 	if p.advertise != "" {
 		return p.advertise
 	}
@@ -210,8 +211,8 @@ func (p *peerSettings) address(listens net.Addr) string {
 	return net.JoinHostPort(host, port)
 }
 
-// serve begins to serve other agents, if there is a listener.
-func (p *peers) serve(a *guests.Guests) error {
+// Serve begins to serve other agents, if there is a listener.
+func (p *Node) Serve(a *guests.Guests) error {
 	if p.listener == nil {
 		return nil
 	}
@@ -221,7 +222,7 @@ func (p *peers) serve(a *guests.Guests) error {
 }
 
 // stop ends the service to other agents, and returns when the address is free.
-func (p *peers) stop() error {
+func (p *Node) stop() error {
 	if p.listener != nil {
 		l := p.listener
 		p.listener = nil
@@ -230,8 +231,8 @@ func (p *peers) stop() error {
 	return p.peering.StopServing()
 }
 
-// close ends what stop has not.
-func (p *peers) close() (err error) {
+// Close ends what stop has not.
+func (p *Node) Close() (err error) {
 	if p.listener != nil || p.peering != nil {
 		err = p.stop()
 	}
@@ -286,8 +287,8 @@ const pinWithin = 5 * time.Minute
 
 // openReads starts the helper that reads the memory of other agents. A library or device that the
 // machine lacks is no error: blocks are sent in frames then.
-func openReads(s *peerSettings, address string, p *dram.Pool, log *zap.Logger) (*mooncake.Reads, error) {
-	r := &s.rdma
+func (p *Settings) openReads(address string, memory *dram.Pool, log *zap.Logger) (*mooncake.Reads, error) {
+	r := &p.rdma
 	host := r.host
 	if host == "" { // the name by which other nodes reach this one
 		host, _, _ = net.SplitHostPort(address) // empty: the host's own
@@ -298,10 +299,10 @@ func openReads(s *peerSettings, address string, p *dram.Pool, log *zap.Logger) (
 			return nil, err
 		}
 	}
-	base, fd := p.Arena()
+	base, fd := memory.Arena()
 	reads, err := mooncake.OpenReads(mooncake.ReadsOptions{
 		Protocol: r.protocol, Devices: r.devices, Host: host, Python: r.python,
-		Arena: mooncake.Memory{Base: base, FD: fd}, Within: 2 * s.timeout, SetupWithin: pinWithin,
+		Arena: mooncake.Memory{Base: base, FD: fd}, Within: 2 * p.timeout, SetupWithin: pinWithin,
 		OnState: func(reason error) {
 			if reason != nil {
 				log.Warn("peer-rdma is not there: blocks of other agents come in frames",
@@ -318,7 +319,7 @@ func openReads(s *peerSettings, address string, p *dram.Pool, log *zap.Logger) (
 }
 
 // checkRDMA validates the combination of --peer-rdma with other settings.
-func (p *peerSettings) checkRDMA() error {
+func (p *Settings) checkRDMA() error {
 	switch {
 	case p.rdma.protocol == "":
 	case p.tlsDir != "":

@@ -1,0 +1,118 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// memory opens and closes the engines' memory in the device, and numbers the workers whose memory
+// is open. It bounds that of all sessions: a process that exhausts the mappings or the address
+// space that the kernel allows it cannot grow its heap, and ends.
+type memory struct {
+	device     cudaipc.Device
+	pendingFDs atomic.Int64 // descriptors of registrations that are not complete
+	maxPending int64        // such descriptors at once
+	log        *zap.Logger
+
+	mu         sync.Mutex
+	last       cudaipc.PeerID
+	workers    map[cudaipc.PeerID]*session // whose memory is open
+	regions    int                         // open
+	bytes      int64                       // of these
+	maxRegions int
+	maxBytes   int64
+}
+
+// maxMappedBytes is half of a process's address space.
+const maxMappedBytes = 1 << 46
+
+// take counts regions that are to be opened, and gives their worker a number that no other has.
+func (m *memory) take(s *session, regions int, bytes int64) (cudaipc.PeerID, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if left := m.maxRegions - m.regions; regions > left {
+		return 0, fmt.Errorf("%d, allowed: the %d that are left of %d of all sessions together (half of "+
+			"vm.max_map_count)", regions, left, m.maxRegions)
+	}
+	if left := m.maxBytes - m.bytes; bytes > left {
+		return 0, fmt.Errorf("%d bytes, allowed: the %d that are left of %d of all sessions together", bytes, left,
+			m.maxBytes)
+	}
+	m.last++
+	for m.last == cudaipc.AllPeers || m.workers[m.last] != nil {
+		m.last++
+	}
+	m.workers[m.last] = s
+	m.regions += regions
+	m.bytes += bytes
+	return m.last, nil
+}
+
+// give ends the count of regions that were closed. Their worker's number is free for another one,
+// after all others.
+func (m *memory) give(peer cudaipc.PeerID, regions int, bytes int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.workers, peer)
+	m.regions -= regions
+	m.bytes -= bytes
+}
+
+// owner returns the session of a worker, or nil if none has the number.
+func (m *memory) owner(id cudaipc.PeerID) *session {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.workers[id]
+}
+
+// open returns the number of open regions.
+func (m *memory) open() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.regions
+}
+
+// close closes a worker's regions. A copy still in flight means that the worker was closed too
+// early. The socket's end must prove that no memory is touched, so close logs that and waits as
+// long as it takes.
+func (m *memory) close(st *seat) {
+	pause := time.NewTicker(closeRetry)
+	defer pause.Stop()
+	logged := false
+	for {
+		err := m.device.Close(st.peer)
+		if err == nil {
+			break
+		}
+		if !logged {
+			logged = true
+			m.log.Error("regions do not close", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
+				zap.Error(err))
+		}
+		if !errors.Is(err, cudaipc.ErrBusy) {
+			return // the number is never used again, and the regions stay counted
+		}
+		<-pause.C
+	}
+	m.give(st.peer, st.regions, st.bytes)
+}
+
+// closeRetry is the pause between attempts to close regions with a copy in flight.
+const closeRetry = time.Millisecond
+
+// lostPeer ends the session of a worker whose memory was open in a mover that has ended. Its copies
+// have ended; the engine receives the reason and registers again.
+func (a *Agent) lostPeer(id cudaipc.PeerID, why error) {
+	if s := a.memory.owner(id); s != nil {
+		s.terminate(endDevice, ipc.ErrCodeInternal,
+			fmt.Errorf("the worker's memory is not open any more; register again: %w", why))
+	}
+}
