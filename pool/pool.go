@@ -263,9 +263,7 @@ type Stats struct {
 	EvictedBytes  uint64       `json:"evicted_bytes"`
 	Dropped       uint64       `json:"dropped" metric:"pool_dropped_total"` // as corrupt, or by a reset
 	Reassigned    uint64       `json:"slabs_reassigned"`                    // given to another class
-	Moved         uint64       `json:"moved"`                               // slots copied for that
-	MovedBytes    uint64       `json:"moved_bytes"`
-	Busy          uint64       `json:"busy"` // reservations refused
+	Busy          uint64       `json:"busy"`                                // reservations refused
 	Bad           BadMemory    `json:"bad"`
 	Classes       []ClassStats `json:"classes"`
 	Policy        PolicyReport `json:"eviction"`

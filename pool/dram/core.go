@@ -49,9 +49,7 @@ type core struct {
 	work     work
 	probe    probe
 	scratch  []uint32
-	foundOld []int  // by class: further calls of asOld that return true at once
-	wanted   wanted // work of a reservation that must be done without the lock
-	moving   []move // entries being copied to other slots
+	foundOld []int // by class: further calls of asOld that return true at once
 	now      func() time.Time
 
 	advisor *advisor.Advisor // nil: none

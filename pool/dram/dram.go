@@ -101,8 +101,6 @@ type Pool struct {
 	onNotKept func(pool.Fingerprint)
 
 	sweeping sync.Mutex // held by a sweep; taken before mu
-	moves    sync.Mutex // held while entries move to other slots; taken before mu
-	retired  []BadPage  // retired during moves, to be reported when moves is released; guarded by moves
 
 	mu     sync.Mutex // guards core and closed; no byte of the arena is accessed under it
 	core   *core
@@ -206,8 +204,6 @@ func (p *Pool) Close() error {
 	p.closed = true
 	err := p.core.close()
 	p.mu.Unlock()
-	p.moves.Lock() // no copy in the arena is running, and none begins after this
-	defer p.moves.Unlock()
 	p.arena.StopPopulating()
 	p.advisor.Close()
 	return errors.Join(err, p.noter.close(), p.arena.Close())

@@ -7,7 +7,7 @@ import (
 )
 
 // create makes an entry with slots for all its shards, evicting as necessary. It returns none if
-// nothing more can be evicted, or if c.wanted names work that must be done first without the lock.
+// nothing more can be evicted.
 func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	classes := c.group(id).classes
 	c.keep = parent

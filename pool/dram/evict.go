@@ -25,21 +25,20 @@ type work struct {
 	repairs, partials int
 	owned, ownedOut   int    // see maxOwned
 	steps             int    // see maxSteps
+	taken             int    // slabs taken from other classes, of which one part of a reservation takes one
 	sink              uint64 // keeps loads alive that only warm the caches
 }
 
 func (w *work) refill() {
 	w.repairs, w.partials, w.steps = maxRepairs, maxPartials, maxSteps
 	w.owned, w.ownedOut = maxOwned, maxOwnedOut
+	w.taken = 0
 }
 
 // makeRoom evicts until there is a slot of each of these classes, or a free slab to cut. It returns
-// false if nothing more can be evicted, or if a slab of another class must be emptied first.
+// false if nothing more can be evicted.
 func (c *core) makeRoom(classes []int32) bool {
 	for class := c.slabs.Lacking(classes); class != slab.NoClass; class = c.slabs.Lacking(classes) {
-		if c.slabs.AnySpare() && c.want(class, bySpare) {
-			return false
-		}
 		if !c.reclaimPartial() && !c.evictFor(class) {
 			return false
 		}
@@ -48,12 +47,12 @@ func (c *core) makeRoom(classes []int32) bool {
 }
 
 // evictFor evicts an entry with a slot of the class, if one of the oldest entries has one: the
-// policy's choice, or that one without a policy. Otherwise it requests a slab of another class.
+// policy's choice, or that one without a policy. Otherwise it takes a slab of another class.
 func (c *core) evictFor(class int32) bool {
 	oldest := c.oldest()
 	e := c.oldestOf(class, oldest, nearOldest)
-	if e == none && oldest != none && !c.asOld(class, oldest) && c.want(class, byEviction) {
-		return false
+	if e == none && oldest != none && !c.asOld(class, oldest) && c.takeSlab(class) {
+		return true
 	}
 	if advised := c.advised(class); advised != none {
 		e = advised
@@ -63,10 +62,7 @@ func (c *core) evictFor(class int32) bool {
 		e = c.oldestOf(class, oldest, farOldest)
 	}
 	if e == none {
-		if oldest != none {
-			c.want(class, byEviction)
-		}
-		return false
+		return oldest != none && c.takeSlab(class)
 	}
 	c.evict(e, pool.ByEviction)
 	return true

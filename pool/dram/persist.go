@@ -65,35 +65,6 @@ func (c *core) persistParent(e, parent uint32) {
 	c.file.Touch(func() { c.header(c.recs.All[e].head).Parent.Store(w) })
 }
 
-// persistMove copies a moved shard's header to its new slot. Until the old one is cleared both are
-// valid and alike, and the next process may use either. The children of the entry are updated to
-// its new place. The old header is cleared in a Touch of its own, even if the new one cannot be
-// written: its slot is given to another entry.
-func (c *core) persistMove(e uint32, m *move) {
-	f := c.file
-	if f == nil {
-		return
-	}
-	old, h := c.header(m.slot), c.header(m.to)
-	f.Touch(func() {
-		h.Parent.Store(old.Parent.Load())
-		h.Used.Store(old.Used.Load())
-		if old.Check.Load() == 0 {
-			return
-		}
-		h.Block = old.Block
-		h.Check.Store(h.SumOf(m.to))
-	})
-	if m.shard == 0 {
-		child := c.recs.All[e].child
-		for n := 0; child != none && n < maxMoveChildren; n++ {
-			c.persistParent(child, e)
-			child = c.recs.All[child].next
-		}
-	}
-	f.Touch(func() { old.Check.Store(0) })
-}
-
 // tick sets the clock that persistShard and persistUse write.
 func (c *core) tick() {
 	if f := c.file; f != nil {

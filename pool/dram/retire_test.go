@@ -515,7 +515,7 @@ func (r *retiring) end() {
 func (p *Pool) retire(off int64) {
 	var page BadPage
 	fresh := false
-	if p.locked(func(c *core) { page, fresh = c.retire(off) }); fresh {
-		p.reportBad(page)
+	if p.locked(func(c *core) { page, fresh = c.retire(off) }); fresh && p.onBadPage != nil {
+		p.onBadPage(page)
 	}
 }

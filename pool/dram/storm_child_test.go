@@ -27,7 +27,7 @@ const (
 	saidResetting = 'b' // before ResetSpace
 	saidReset     = 'r' // after ResetSpace had returned
 	saidFull      = 'f' // the pool is full, the storm begins
-	saidMoved     = 'm' // slots moved so far, instead of a block
+	saidTaken     = 't' // slabs that went to another class so far, instead of a block
 
 	stormPool    = 16 << 20 // bytes
 	stormSlab    = 64 << 10
@@ -168,7 +168,7 @@ func (s *storm) work(worker int) {
 		}
 		st := s.p.Stats()
 		if worker == 0 {
-			s.say(saidMoved, 0, st.Moved)
+			s.say(saidTaken, 0, st.Reassigned)
 		}
 		if st.Used > stormPool*9/10 {
 			s.full.Do(func() { s.say(saidFull, 0, 0) })

@@ -71,7 +71,7 @@ func (s *Slabs) takeOut(n int32, r badRange) (used []uint32) {
 		return nil
 	}
 	c := &s.class[b.class]
-	room := !s.full(n) && n != s.draining
+	room := !s.full(n)
 	inUse := s.InUse(n)
 	for _, place := range s.badPlaces(n, b.class) {
 		slot := uint32(n)<<s.slotBits | place
@@ -87,7 +87,6 @@ func (s *Slabs) takeOut(n int32, r badRange) (used []uint32) {
 	if room && s.full(n) {
 		s.leaveRoom(n)
 	}
-	s.weigh(c)
 	return used
 }
 

@@ -42,8 +42,7 @@ type class struct {
 	room    int32 // first slab with a free slot
 	slabs   int
 	used    int
-	retired int  // retired slots
-	spare   bool // at least as many slots are free as a slab has, so moving entries can empty one
+	retired int // retired slots
 }
 
 // Slabs are the slabs of an arena. Its methods are called with the pool's lock held.
@@ -61,8 +60,6 @@ type Slabs struct {
 	used     int64  // bytes of slots in use
 	moved    uint64 // slabs that went to another class
 	bad      badMemory
-	spares   int   // classes with spare set
-	draining int32 // slab being emptied, of which no slot is allocated; NoSlab: none
 }
 
 // New cuts an arena into slabs. page is the size of its pages in bytes; f may be nil.
@@ -70,8 +67,8 @@ func New(bytes, slabBytes, page int64, f *arena.File) (s Slabs, err error) {
 	n := int(bytes / slabBytes)
 	s = Slabs{
 		slab: make([]slab, n), byBytes: map[uint32]int32{}, bytes: slabBytes,
-		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / arena.SlotUnit))), draining: NoSlab,
-		bad: badMemory{page: page}, file: f,
+		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / arena.SlotUnit))),
+		bad:      badMemory{page: page}, file: f,
 	}
 	for i := n - 1; i >= 0; i-- {
 		s.slab[i] = slab{class: NoClass, last: NoClass}
@@ -113,7 +110,6 @@ func (s *Slabs) Take(id int32) (slot uint32, ok bool) {
 	b.used++
 	c.used++
 	s.used += int64(c.bytes)
-	s.weigh(c)
 	if s.full(n) {
 		s.leaveRoom(n)
 	}
@@ -131,7 +127,7 @@ func (s *Slabs) Give(slot uint32) {
 		place := slot & (1<<s.slotBits - 1)
 		s.cells.All[b.cells+place] = Cell{Link: b.free}
 		b.free = place + 1
-		if s.full(n) && n != s.draining {
+		if s.full(n) {
 			s.enterRoom(n)
 		}
 	}
@@ -141,7 +137,6 @@ func (s *Slabs) Give(slot uint32) {
 	if b.used == 0 {
 		s.withdraw(n)
 	}
-	s.weigh(c)
 }
 
 func (s *Slabs) assign(id int32) bool {
@@ -174,9 +169,7 @@ func (s *Slabs) assign(id int32) bool {
 func (s *Slabs) withdraw(n int32) {
 	b := &s.slab[n]
 	c := &s.class[b.class]
-	if n == s.draining {
-		s.draining = NoSlab
-	} else if b.retired < c.perSlab {
+	if b.retired < c.perSlab {
 		s.leaveRoom(n)
 	}
 	s.uncut(n)
@@ -289,29 +282,10 @@ func (s *Slabs) without(unused []int32, id int32, slots int) (left []int32, enou
 	return unused, true
 }
 
-// Free returns the number of free slots of a class that may be allocated.
+// Free returns the number of slots of a class that are neither used nor retired.
 func (s *Slabs) Free(id int32) int {
 	c := &s.class[id]
-	n := c.free()
-	if s.draining != NoSlab && s.slab[s.draining].class == id {
-		n -= int(c.perSlab - s.slab[s.draining].used - s.slab[s.draining].retired)
-	}
-	return n
-}
-
-// free returns the number of slots that are neither used nor retired.
-func (c *class) free() int { return c.slabs*int(c.perSlab) - c.used - c.retired }
-
-// weigh updates spare of a class and the number of classes with it.
-func (s *Slabs) weigh(c *class) {
-	if spare := c.slabs > 0 && c.free() >= int(c.perSlab); spare != c.spare {
-		c.spare = spare
-		if spare {
-			s.spares++
-		} else {
-			s.spares--
-		}
-	}
+	return c.slabs*int(c.perSlab) - c.used - c.retired
 }
 
 // These methods locate the slots of an entry and their headers in the pool's file.
