@@ -220,7 +220,7 @@ type Slots interface {
 	// Probe reads a byte of every page of a slot of which a copy failed or faulted, and reports
 	// whether all could be read. The caller holds the slot by a reservation or a pin, and ends that
 	// as usual. A page that cannot be read is retired: entries on it are dropped at once, and no
-	// slot that overlaps it is allocated again.
+	// slot of its slab is allocated again.
 	Probe(s Slot) bool
 }
 

@@ -135,10 +135,6 @@ func (s *scan) whole(h *arena.Header, slot uint32) bool {
 	if h.Check.Load() == 0 {
 		return false
 	}
-	if s.slabs.IsBad(slot) { // its page was retired
-		h.Check.Store(0)
-		return false
-	}
 	if counter := s.judge(h, slot); counter != nil {
 		counter.Add(1)
 		h.Check.Store(0)

@@ -34,7 +34,8 @@ func (p *Pool) probe(from, to int64) (bad int) {
 
 func (c *core) retire(off int64) (page BadPage, fresh bool) {
 	used, fresh := c.slabs.Retire(off)
-	if page.Bytes, page.Pages = c.slabs.BadSize(); fresh {
+	page.Bytes, page.Pages = c.slabs.PageBytes(), c.slabs.BadStats().Pages
+	if fresh {
 		c.file.MarkBad(off / page.Bytes)
 	}
 	var entries []uint32

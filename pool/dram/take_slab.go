@@ -14,13 +14,13 @@ import (
 const maxSurveys = 16
 
 // takeSlab evicts all entries of a slab of another class, which then is free, and reports whether
-// there was one that has a slot for the class in spite of bad pages, and no held entry.
+// there was one without a held entry.
 func (c *core) takeSlab(class int32) bool {
 	losses := c.losses()
 	for range maxSurveys {
 		best := slab.NoSlab
 		for n := range int32(len(losses)) {
-			if losses[n] >= 0 && (best == slab.NoSlab || losses[n] < losses[best]) && c.slabs.Fits(n, class) {
+			if losses[n] >= 0 && (best == slab.NoSlab || losses[n] < losses[best]) && c.slabs.MayGo(n, class) {
 				best = n
 			}
 		}

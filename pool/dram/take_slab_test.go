@@ -156,10 +156,9 @@ func TestSteadyLoadLeavesSlabs(t *testing.T) {
 	check(t, p)
 }
 
-// TestSlabWithABadPageIsNotTakenInVain stores a block as large as a slab in a pool full of small
-// ones: no slab with a bad page has room for it, though these hold the least, so another is
-// emptied.
-func TestSlabWithABadPageIsNotTakenInVain(t *testing.T) {
+// TestSlabWithABadPageIsNotTaken stores a block as large as a slab in a pool full of small ones:
+// another slab than those with a bad page, which hold the least, is emptied.
+func TestSlabWithABadPageIsNotTaken(t *testing.T) {
 	const slab, perSlab, slabs = 16 << 10, 16, 16
 	for _, c := range []struct{ bad, gone int }{{1, 0}, {4, 0}, {4, 6}, {7, 6}} {
 		p, err := Open(Options{Bytes: slabs * slab, SlabBytes: slab, HugePages: Off})

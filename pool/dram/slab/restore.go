@@ -17,7 +17,7 @@ func (s *Slabs) Restore() error {
 			continue
 		}
 		b := &s.slab[n]
-		*b = slab{class: id, last: id, cells: first, fresh: s.class[id].perSlab}
+		*b = slab{class: id, last: id, cells: first, fresh: s.class[id].perSlab, bad: b.bad}
 		if !s.spans.mark(first, b.fresh) {
 			return ErrClash
 		}
@@ -54,7 +54,9 @@ func (s *Slabs) Open(claimed Claims) {
 	for n := int32(len(s.slab)) - 1; n >= 0; n-- {
 		b := &s.slab[n]
 		if b.class == NoClass {
-			s.unused = append(s.unused, n)
+			if !b.bad {
+				s.unused = append(s.unused, n)
+			}
 			s.file.Withdraw(n)
 			continue
 		}
@@ -65,15 +67,13 @@ func (s *Slabs) Open(claimed Claims) {
 		for place := int64(b.fresh) - 1; place >= 0; place-- {
 			at := b.cells + uint32(place)
 			if claimed[at/64]&(1<<(at%64)) == 0 {
-				if slot := uint32(n)<<s.slotBits | uint32(place); s.IsBad(slot) {
-					s.leave(slot)
-					continue
-				}
 				s.cells.All[at] = Cell{Link: b.free}
 				b.free = uint32(place) + 1
 			}
 		}
-		if !s.full(n) {
+		if b.bad {
+			k.retired += int(k.perSlab - b.used)
+		} else if !s.full(n) {
 			s.enterRoom(n)
 		}
 		if b.used == 0 {
@@ -87,9 +87,9 @@ func (s *Slabs) Open(claimed Claims) {
 // Classes returns the number of classes.
 func (s *Slabs) Classes() int32 { return int32(len(s.class)) }
 
-// Fits reports whether a slab belongs to another class and would have a slot for this one.
-func (s *Slabs) Fits(n, class int32) bool {
-	return s.slab[n].class != NoClass && s.slab[n].class != class && s.usable(n, class)
+// MayGo reports whether a slab belongs to another class than this one, and is not retired.
+func (s *Slabs) MayGo(n, class int32) bool {
+	return s.slab[n].class != NoClass && s.slab[n].class != class && !s.slab[n].bad
 }
 
 // UsedIn returns the bytes of the used slots of a slab.
