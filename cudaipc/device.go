@@ -60,8 +60,8 @@ type Import struct {
 	Proof int
 	// Sync is where the peer's step word, events and revocation words are; zero: none.
 	Sync *Sync
-	// Cancelled is closed when the peer dies or its session ends. An Import in flight then soon
-	// closes what it has opened and fails. Nil: never. It is not sent to other processes.
+	// Cancelled is closed when the peer dies or its session ends. An Import in flight that may take
+	// long then fails within 2 s, with nothing open. Nil: never. It is not sent to other processes.
 	Cancelled <-chan struct{} `json:"-"`
 }
 

@@ -258,13 +258,7 @@ func (p *Peer) Poll(w *Wait, s *State) error {
 	if p.Words == nil {
 		return nil
 	}
-	if err := p.PollWords(w, s); err != nil {
-		return err
-	}
-	if !s.Fired && p.FireOnDeath && p.Dead() {
-		s.Fired = true
-	}
-	return nil
+	return p.PollWords(w, s)
 }
 
 // CheckWait checks a wait against the counts of the peer's events and revocation words.

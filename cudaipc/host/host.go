@@ -20,9 +20,6 @@ const populatePiece = 2 << 20
 type Options struct {
 	ArenaFD   int   // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after Open
 	ArenaSize int64 // bytes
-	// FireOnDeath decides about pending events of a process that died: true, they fire; false,
-	// they never do. CUDA drivers have done both.
-	FireOnDeath bool
 	// Populate maps all of the arena's pages in the background, so that first copies do not pay
 	// for it. It takes the memory.
 	Populate bool
@@ -35,7 +32,6 @@ type Options struct {
 // cover the second case, nor memory of libraries that do not seal.
 type Device struct {
 	arena     []byte
-	onDeath   bool
 	populated chan struct{} // closed when the populating goroutine has ended
 	stop      chan struct{} // closed to end it
 
@@ -50,7 +46,7 @@ func Open(o Options) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("arena: %w", err)
 	}
-	h := &Device{arena: arena, onDeath: o.FireOnDeath, populated: make(chan struct{}), stop: make(chan struct{})}
+	h := &Device{arena: arena, populated: make(chan struct{}), stop: make(chan struct{})}
 	h.table.Init()
 	if o.Populate {
 		go h.populate()
@@ -146,7 +142,7 @@ func (h *Device) Import(im cudaipc.Import) error {
 	defer im.CloseRegions()
 	p := &peer{}
 	err := p.Prepare(&im)
-	p.Proof, p.FireOnDeath = im.Proof, h.onDeath
+	p.Proof = im.Proof
 	if err == nil {
 		err = p.open(&im)
 	}
@@ -161,12 +157,9 @@ func (h *Device) Import(im cudaipc.Import) error {
 }
 
 func (p *peer) open(im *cudaipc.Import) error {
-	watch := p.FireOnDeath
+	watch := false
 	for i := range im.Regions {
 		r := &im.Regions[i]
-		if err := im.CheckCancelled(); err != nil {
-			return err
-		}
 		opened, err := openRegion(r, im.Pid)
 		if err != nil {
 			return fmt.Errorf("region %d: %w", r.ID, err)

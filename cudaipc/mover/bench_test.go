@@ -20,10 +20,10 @@ func BenchmarkCalls(b *testing.B) {
 		var f devicetest.Fixture
 		open := func(b *testing.B) {
 			if variant.moved {
-				f = devicetest.MoverFixture(b, devicetest.MinArena, cudaipc.KindFD, false,
+				f = devicetest.MoverFixture(b, devicetest.MinArena, cudaipc.KindFD,
 					func(o *mover.Options) { o.AskEvents = variant.ask })
 			} else {
-				f = devicetest.Host(b, devicetest.MinArena, cudaipc.KindFD, false)
+				f = devicetest.Host(b, devicetest.MinArena, cudaipc.KindFD)
 			}
 			im, err := f.Engine(b, devicetest.Spec{Regions: []int64{64 << 20}, Events: 1}).Import(1)
 			if err == nil {

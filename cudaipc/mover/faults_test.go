@@ -23,7 +23,7 @@ const (
 	hangsInDone   = "hangs in Done"
 	hangsInImport = "hangs in Import"
 	hangsInOpen   = "hangs in its opening"
-	stopsInImport = "imports until the peer is gone"
+	slowInImport  = "imports slowly"
 	hangsInClose  = "hangs in Close"
 	hangsInPoll   = "hangs in Poll"
 	hangsInSum    = "hangs in Sum"
@@ -31,6 +31,9 @@ const (
 	doesNotOpen   = "does not open"
 	firesForAStep = "fires for steps alone" // events of waits without a step have not fired
 )
+
+// slowImport is how long slowInImport takes.
+const slowImport = 300 * time.Millisecond
 
 type faulty struct {
 	cudaipc.Device
@@ -43,7 +46,7 @@ func openFaulty(s mover.Setup) (cudaipc.Device, error) {
 	switch fault {
 	case hangsInOpen:
 		select {}
-	case hangsInCopy, hangsInDone, hangsInImport, stopsInImport, hangsInClose, hangsInPoll, hangsInSum, losesItself,
+	case hangsInCopy, hangsInDone, hangsInImport, slowInImport, hangsInClose, hangsInPoll, hangsInSum, losesItself,
 		firesForAStep:
 		s.Device = cudaipc.HostDevice
 		d, err := mover.Open(s)
@@ -80,8 +83,8 @@ func (f *faulty) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 
 func (f *faulty) Import(im cudaipc.Import) error {
 	f.is(hangsInImport)
-	if f.fault == stopsInImport {
-		<-im.Cancelled
+	if f.fault == slowInImport {
+		time.Sleep(slowImport)
 	}
 	return f.Device.Import(im)
 }
@@ -123,7 +126,7 @@ var longLimits = mover.Limits{
 func newFixture(t *testing.T, change func(*mover.Options)) *fixture {
 	t.Helper()
 	m := &fixture{t: t, lost: map[cudaipc.PeerID][]error{}}
-	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
+	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, func(o *mover.Options) {
 		o.Limits = longLimits
 		if change != nil {
 			change(o)

@@ -23,7 +23,6 @@ const (
 	msgCopy                   // agent: a copy; its number is the ticket
 	msgPing                   // agent
 	msgInfo                   // agent: asks for the state of the device
-	msgHello                  // mover: its build, before anything else
 	msgAnswer                 // mover: of setup, import and close
 	msgStates                 // mover: of a poll
 	msgDone                   // mover: the end of a copy
@@ -31,7 +30,6 @@ const (
 	msgInfoIs                 // mover: of msgInfo, JSON or nothing
 	msgLost                   // mover: its device is lost (ErrLost), the agent ends it
 	msgSum                    // agent: JSON of a Sample; its number is the ticket. Its end is msgDone
-	msgCancel                 // agent: the Import with this number is cancelled
 )
 
 const headBytes = 9 // bytes of kind and number
