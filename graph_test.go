@@ -31,7 +31,7 @@ var mayImport = map[string][]string{
 		"backoff"},
 	"pool/tier/names":     {"pool", "pool/tier/catalog", "pool/tier/transit"},
 	"pool/dram":           {"pool", "pagefault", "pool/dram/..."},
-	"pool/dram/advisor":   {"pool"},
+	"pool/advisor":        {"pool"},
 	"pool/dram/arena":     {"pool", "pagefault"},
 	"pool/dram/slab":      {"pool", "pool/dram/arena", "pool/dram/offheap"},
 	"pool/dram/owner":     {"pool", "pool/dram/offheap"},

@@ -3,11 +3,52 @@ package pool
 import (
 	"encoding/binary"
 	"math/bits"
+	"time"
 )
 
 // MaxKinds bounds the kinds of entries that a policy distinguishes. Entries of one kind have slots
 // of the same sizes, so evicting one makes room for another. All blocks of a chain are of one kind.
 const MaxKinds = 64
+
+// Advisor is a policy beside a pool, which tells it what happens and asks it for victims. The
+// pool's lock is held in Insert, Remove, Victim and Class. Look-ups do not wait for it.
+//
+// Implemented by pool/advisor.
+type Advisor interface {
+	// Begin returns an empty note of a look-up, which End takes back and passes on.
+	Begin() *Note
+	End(n *Note)
+	// CatchUp passes on the notes that wait, so that a reservation right after a look-up takes it
+	// into account.
+	CatchUp()
+	// Insert passes on entries that became visible: fill describes the next run, all but its time,
+	// and reports whether more follow.
+	Insert(fill func(in *Insertion) (more bool))
+	Remove(e uint32)
+	// Victim is Policy.Victim, now.
+	Victim(kinds, print uint64, v View) uint32
+	Class(e uint32) string
+	// Advise passes on advice, with the time that its wish lasts; 0: it has none.
+	Advise(a *Advice, lasts time.Duration)
+	Report() PolicyReport
+	// Learned returns what the policy has learned, at most MaxLearned bytes, nil if that is
+	// nothing; Learn takes over what it returned in an earlier process.
+	Learned() []byte
+	Learn(learned []byte) error
+	// Close ends it. Nothing may be noted afterwards.
+	Close()
+}
+
+// MaxNoteBlocks bounds the leading blocks of one look-up that are noted, exceeded by a group at
+// most.
+const MaxNoteBlocks = 8 << 10
+
+// Note is one look-up. Its owner is the look-up between Begin and End, then the advisor.
+type Note struct {
+	Use    Use
+	ID     uint32 // of what the blocks have in common; the look-up's own
+	Missed bool   // it ended at a block that is not stored
+}
 
 // Policy chooses the entries to evict. It is pure: it has no lock, no clock and no goroutine; the
 // pool calls it with its own lock held. Entries are small dense numbers from 1 on, assigned by the

@@ -22,6 +22,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
@@ -119,7 +120,7 @@ func serveError(err error) error {
 }
 
 func openPool(s *serveSettings, h *history.History, log *zap.Logger) (*dram.Pool, error) {
-	o := dram.Options{Bytes: s.pool, Policy: evict.Named(s.eviction), Path: s.dramPath, Left: h.Left}
+	o := dram.Options{Bytes: s.pool, Advisor: advisor.New(evict.Named(s.eviction), nil), Path: s.dramPath, Left: h.Left}
 	rare := agent.Rarely(log)
 	o.BadPage = func(page dram.BadPage) {
 		rare.Error("a page of the pool cannot be read: it is not used any more", zap.Int64("offset", page.Off),
@@ -135,6 +136,7 @@ func openPool(s *serveSettings, h *history.History, log *zap.Logger) (*dram.Pool
 	o.Nodes, _ = s.gpuNodes()
 	p, err := dram.Open(o)
 	if err != nil {
+		o.Advisor.Close()
 		err = fmt.Errorf("pool: %s: %w", settings.FormatSize(s.pool), err)
 	}
 	if errors.Is(err, pool.ErrTooLarge) {

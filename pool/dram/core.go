@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram/advisor"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/owner"
@@ -52,9 +51,9 @@ type core struct {
 	foundOld []int // by class: further calls of asOld that return true at once
 	now      func() time.Time
 
-	advisor *advisor.Advisor // nil: none
-	kinds   [][]int32        // classes of the slots of each kind of entries
-	shown   []uint32         // entries that became visible and are not yet passed to the policy
+	advisor pool.Advisor // nil: none
+	kinds   [][]int32    // classes of the slots of each kind of entries
+	shown   []uint32     // entries that became visible and are not yet passed to the policy
 
 	owners owner.Table
 
@@ -73,7 +72,7 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 		seed: seed, high: 1, now: o.Clock, rotated: o.Clock(), file: f, byPrint: map[pool.Fingerprint]pool.SpaceID{},
 		unopened: map[pool.Fingerprint]*space{},
 		recent:   list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
-		notes: notes{changed: make(chan struct{}, 1)}, left: o.Left,
+		notes: notes{changed: make(chan struct{}, 1)}, left: o.Left, advisor: o.Advisor,
 	}
 	defer func() {
 		if err != nil {

@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram/advisor"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
@@ -56,9 +55,9 @@ type Options struct {
 	// Virtual makes an arena that is only address space: it is not populated, has no descriptor,
 	// and memory for it is not reserved. It is for measuring the index without the data.
 	Virtual bool
-	// Policy chooses the entries to evict, called under a lock; nil is least recently used.
-	Policy pool.Policy
-	Clock  func() time.Time // nil is time.Now
+	// Advisor chooses the entries to evict; nil is least recently used. The pool closes it.
+	Advisor pool.Advisor
+	Clock   func() time.Time // nil is time.Now
 	// Path names a file on tmpfs or hugetlbfs in which the pool outlives its process; empty: it
 	// does not. An existing pool file is used again if its sizes are the same. HugePages is ignored
 	// then: the file system determines the pages.
@@ -95,7 +94,7 @@ type Pool struct {
 	base  []byte // of the arena
 	fd    int    // of the arena; -1: address space only
 
-	advisor   *advisor.Advisor
+	advisor   pool.Advisor // nil: none
 	noter     *fileNoter
 	onBadPage func(BadPage)
 	onNotKept func(pool.Fingerprint)
@@ -127,7 +126,6 @@ func Open(o Options) (*Pool, error) {
 	if err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
-	c.advisor = advisor.New(o.Policy, o.Clock)
 	return start(&o, a, c), nil
 }
 
@@ -205,6 +203,8 @@ func (p *Pool) Close() error {
 	err := p.core.close()
 	p.mu.Unlock()
 	p.arena.StopPopulating()
-	p.advisor.Close()
+	if p.advisor != nil {
+		p.advisor.Close()
+	}
 	return errors.Join(err, p.noter.close(), p.arena.Close())
 }

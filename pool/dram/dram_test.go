@@ -7,6 +7,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -56,7 +57,7 @@ func TestPoolWithPolicies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pooltest.TestPoolInAnyOrder(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
 				with := options(o)
-				if with.Policy = policy(); name == "lru in a file" {
+				if with.Advisor = advisor.New(policy(), nil); name == "lru in a file" {
 					with.Path = keptPath(t)
 				}
 				return open(t, with)

@@ -155,7 +155,9 @@ func (c *core) drop(e uint32, why pool.Cause) {
 	c.orphan(e)
 	if r.is(flagVisible) {
 		c.note(e)
-		c.advisor.Remove(e)
+		if c.advisor != nil {
+			c.advisor.Remove(e)
+		}
 		c.stats.Entries--
 	} else {
 		c.stats.Partial--
@@ -172,7 +174,9 @@ func (c *core) depart(e uint32, why pool.Cause) {
 	m, words := &c.realms[r.ident.realm()], r.hash.Words()
 	d := pool.Departure{
 		Space: m.space.spec.Fingerprint, Block: pool.MarkWords(&words), Group: r.ident.group(), Cause: why,
-		Class: c.advisor.Class(e),
+	}
+	if c.advisor != nil {
+		d.Class = c.advisor.Class(e)
 	}
 	if m.over {
 		d.Cause = pool.ByReset

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvagent/kvagent/pool/dram/advisor"
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/slab"
@@ -151,31 +151,28 @@ func openFile(o *Options) (*Pool, error) {
 	r := &Recovery{Path: o.Path}
 	r.New, r.Cold = f.State()
 	page, _ := a.Page()
-	adv := advisor.New(o.Policy, o.Clock)
-	c, err := o.core(f, page, adv, r)
+	c, err := o.core(f, page, r)
 	if errors.Is(err, slab.ErrClash) || errors.Is(err, errLost) {
 		r.Cold = err.Error()
 		f.Erase()
-		c, err = o.core(f, page, adv, r)
+		c, err = o.core(f, page, r)
 	}
 	if err != nil {
-		adv.Close()
 		return nil, errors.Join(err, f.Unmap(), a.Close())
 	}
 	p := start(o, a, c)
-	p.noter = startNoter(f, adv)
+	p.noter = startNoter(f, o.Advisor)
 	r.Took = time.Since(began)
 	p.info.Recovery = r
 	return p, nil
 }
 
 // core builds the index of a file's content, empty if that cannot be used.
-func (o *Options) core(f *arena.File, page int64, a *advisor.Advisor, r *Recovery) (*core, error) {
+func (o *Options) core(f *arena.File, page int64, r *Recovery) (*core, error) {
 	c, err := newCore(o, page, f.Seed(), f)
 	if err != nil {
 		return nil, err
 	}
-	c.advisor = a
 	for _, n := range f.BadPages() { // also of a file whose content is not used; no slab is cut yet
 		c.slabs.Retire(n * page)
 	}
@@ -183,8 +180,10 @@ func (o *Options) core(f *arena.File, page int64, a *advisor.Advisor, r *Recover
 	if r.New || r.Cold != "" {
 		return c, nil
 	}
-	if err := a.Learn(f.SavedLearned); err != nil {
-		r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
+	if learned := f.SavedLearned(); learned != nil && c.advisor != nil {
+		if err := c.advisor.Learn(learned); err != nil {
+			r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
+		}
 	}
 	if !f.Touch(func() { err = c.restore(f, o.SlabBytes, r) }) {
 		err = errLost
@@ -201,12 +200,12 @@ const noteInterval = 10 * time.Second
 // fileNoter owns the file and writes these notes from a goroutine; nil: there is no file.
 type fileNoter struct {
 	file    *arena.File
-	advisor *advisor.Advisor
+	advisor pool.Advisor // nil: none
 	ending  chan struct{}
 	done    sync.WaitGroup
 }
 
-func startNoter(f *arena.File, a *advisor.Advisor) *fileNoter {
+func startNoter(f *arena.File, a pool.Advisor) *fileNoter {
 	k := &fileNoter{file: f, advisor: a, ending: make(chan struct{})}
 	k.done.Go(k.run)
 	return k
@@ -227,8 +226,10 @@ func (k *fileNoter) run() {
 }
 
 func (k *fileNoter) note() {
-	if b := k.advisor.Learned(); b != nil {
-		k.file.SaveLearned(b)
+	if k.advisor != nil {
+		if b := k.advisor.Learned(); b != nil {
+			k.file.SaveLearned(b)
+		}
 	}
 	k.file.NoteAlive()
 }

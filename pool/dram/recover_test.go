@@ -190,7 +190,7 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 		now := time.Unix(1_700_000_000, 0)
 		o := Options{
 			Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: func() time.Time { return now },
-			Policy: policy(),
+			Advisor: asAdvisor(policy()),
 		}
 		p := reopen(t, o)
 		id := openSpec(t, p, keptSpec)
@@ -203,7 +203,7 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 		_, refs, _ := p.Pin(id, 0, chains[0], math.MaxInt64, nil)
 		p.Unpin(refs)
 		closePool(t, p)
-		now, o.Policy = now.Add(time.Second), policy()
+		now, o.Advisor = now.Add(time.Second), asAdvisor(policy())
 		p = reopen(t, o)
 		id = openSpec(t, p, keptSpec)
 		put(t, p, id, randomChain(nil, 4, 14)) // 4 slots are free
@@ -223,20 +223,20 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 func TestLearnedOutlivesTheProcess(t *testing.T) {
 	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
 	learned := &learner{Policy: evict.NewLRU(), gives: []byte("what it learned")}
-	o.Policy = learned
+	o.Advisor = asAdvisor(learned)
 	closePool(t, reopen(t, o))
 	again := &learner{Policy: evict.NewLRU()}
-	o.Policy = again
+	o.Advisor = asAdvisor(again)
 	p := reopen(t, o)
 	if string(again.got) != "what it learned" {
 		t.Errorf("it got %q back", again.got)
 	}
 	closePool(t, p)
 	again.gives = make([]byte, 100_000)
-	o.Policy = again
+	o.Advisor = asAdvisor(again)
 	closePool(t, reopen(t, o))
 	refuses := &learner{Policy: evict.NewLRU(), refuse: errors.New("of another version")}
-	o.Policy = refuses
+	o.Advisor = asAdvisor(refuses)
 	p = reopen(t, o)
 	if r := p.Info().Recovery; len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "of another version") ||
 		len(refuses.got) != 100_000 {

@@ -9,7 +9,9 @@ import (
 
 // Reserve implements pool.Slots.
 func (p *Pool) Reserve(b *pool.Batch) {
-	p.advisor.CatchUp()
+	if p.advisor != nil {
+		p.advisor.CatchUp()
+	}
 	r := p.reserve(b, false)
 	if r.need > 0 {
 		var f func(need int64) bool

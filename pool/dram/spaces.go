@@ -247,7 +247,9 @@ func (p *Pool) SetPressure(f func(need int64) bool) { p.locked(func(c *core) { c
 // Stats implements pool.Spaces.
 func (p *Pool) Stats() pool.Stats {
 	s := p.stats()
-	s.Policy = p.advisor.Report()
+	if s.Policy.Name = "lru"; p.advisor != nil {
+		s.Policy = p.advisor.Report()
+	}
 	return s
 }
 

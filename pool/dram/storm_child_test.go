@@ -51,7 +51,7 @@ func stormSpecs() []pool.Spec {
 }
 
 func openStorm(path string, policy pool.Policy) (*Pool, error) {
-	p, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path, Policy: policy})
+	p, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path, Advisor: asAdvisor(policy)})
 	if err != nil {
 		return nil, err
 	}

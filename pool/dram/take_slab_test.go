@@ -113,7 +113,9 @@ func TestSlabWithAPinIsNotTaken(t *testing.T) {
 // sizedSpaces are a pool of 64 slabs, and models whose blocks have these sizes.
 func sizedSpaces(t *testing.T, sizes ...uint32) (p *Pool, spaces []pool.SpaceID) {
 	t.Helper()
-	p, err := Open(Options{Bytes: 16 << 20, SlabBytes: 256 << 10, Virtual: true, Policy: evict.NewLRU()})
+	p, err := Open(Options{
+		Bytes: 16 << 20, SlabBytes: 256 << 10, Virtual: true, Advisor: asAdvisor(evict.NewLRU()),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
