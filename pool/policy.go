@@ -170,7 +170,7 @@ type Cause uint8
 const (
 	ByEviction   Cause = iota + 1 // to make room
 	ByBudget                      // to keep the budget of its owner
-	ByAge                         // it lacked shards for too long
+	ByAge                         // it lacked shards
 	ByReset                       // of its space
 	ByTime                        // the time that its request gave was over, and nothing had used it
 	ByCorruption                  // its bytes did not verify

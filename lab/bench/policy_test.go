@@ -171,7 +171,7 @@ func poolHits(s *evictsim.Stream, eviction string, capacity int) (hits int, err 
 	clock := &streamClock{}
 	p, err := dram.Open(dram.Options{
 		Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true, Clock: clock.now,
-		Advisor: advisor.New(evict.Named(eviction), clock.now),
+		Advisor:  advisor.New(evict.Named(eviction), clock.now),
 		HashSeed: cmp.Or(s.HashSeed, defaultPolicySeed),
 	})
 	if err != nil {

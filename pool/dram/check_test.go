@@ -35,11 +35,11 @@ func (p *Pool) Check() error {
 // audit recounts what a core counts.
 type audit struct {
 	*core
-	slots                      map[uint32]uint32 // owner of each slot in use
-	realms                     map[uint32]int
-	stats                      pool.Stats
-	recent, young, old, stored int
-	owned                      map[uint32]int64 // bytes of the entries that have an owner
+	slots                   map[uint32]uint32 // owner of each slot in use
+	realms                  map[uint32]int
+	stats                   pool.Stats
+	recent, lacking, stored int
+	owned                   map[uint32]int64 // bytes of the entries that have an owner
 }
 
 func (a *audit) entry(e uint32) error {
@@ -59,10 +59,10 @@ func (a *audit) entry(e uint32) error {
 		return fmt.Errorf("empty, and not being written")
 	case r.is(flagRecent) != (r.is(flagVisible) && (!held || r.is(flagUntouched))):
 		return fmt.Errorf("held %v, visible %v, in the order of eviction %v", held, r.is(flagVisible), r.is(flagRecent))
-	case r.is(flagYoung|flagOld) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
+	case r.is(flagPartial) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
 		return fmt.Errorf(
 			"shards %b present, %b written, in a list of partial entries: %v", l.present, l.writing,
-			r.is(flagYoung|flagOld),
+			r.is(flagPartial),
 		)
 	}
 	if err := a.chain(e); err != nil {
@@ -82,7 +82,7 @@ func (a *audit) add(e uint32, r *record, g *group) {
 	if r.is(flagOwned) {
 		a.owned[e] = g.bytes
 	}
-	for flag, n := range map[uint32]*int{flagRecent: &a.recent, flagYoung: &a.young, flagOld: &a.old} {
+	for flag, n := range map[uint32]*int{flagRecent: &a.recent, flagPartial: &a.lacking} {
 		if r.is(flag) {
 			*n++
 		}
@@ -151,8 +151,7 @@ func (a *audit) lists() error {
 		*list
 		flagged int
 	}{
-		"recent": {&a.core.recent, a.recent}, "partialYoung": {&a.partialYoung, a.young},
-		"partialOld": {&a.partialOld, a.old},
+		"recent": {&a.core.recent, a.recent}, "partial": {&a.partial, a.lacking},
 	} {
 		n, newer := 0, uint32(none)
 		for e := l.newest; e != none && n <= l.n; e = a.recs.All[e].older {

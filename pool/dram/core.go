@@ -29,10 +29,7 @@ type core struct {
 	file   *arena.File // nil: the pool ends with the process
 	recent list        // visible and not pinned, by use
 
-	// Entries that lack shards which no job is writing. Every partialAge the young ones become old,
-	// and the old ones are reclaimed.
-	partialYoung, partialOld list
-	rotated                  time.Time
+	partial list // lacking shards that no job is writing: reclaimed before others are evicted
 
 	spaces  []*space
 	byPrint map[pool.Fingerprint]pool.SpaceID
@@ -70,9 +67,9 @@ type core struct {
 // newCore makes an empty index of an arena with pages of this many bytes; f is its file or nil.
 func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core, err error) {
 	c = &core{
-		seed: seed, bytes: o.Bytes, high: 1, now: o.Clock, rotated: o.Clock(), file: f, byPrint: map[pool.Fingerprint]pool.SpaceID{},
-		unopened: map[pool.Fingerprint]*space{},
-		recent:   list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
+		seed: seed, bytes: o.Bytes, high: 1, now: o.Clock, file: f,
+		byPrint: map[pool.Fingerprint]pool.SpaceID{}, unopened: map[pool.Fingerprint]*space{},
+		recent: list{flag: flagRecent}, partial: list{flag: flagPartial},
 		notes: notes{changed: make(chan struct{}, 1)}, left: o.Left, advisor: o.Advisor,
 	}
 	defer func() {
@@ -176,7 +173,7 @@ type record struct {
 	ident ident
 	hold  uint32 // pins<<pinShift | flags
 
-	newer, older uint32 // in the entry's list: recent, or one of the partial ones; older links free records
+	newer, older uint32 // in the entry's list: recent or partial; older links free records
 	child        uint32 // first child
 	next, prev   uint32 // siblings; prev of the first is its parent with upward set, and 0 in a root
 	head         uint32 // slot of shard 0
@@ -213,8 +210,7 @@ const (
 	flagVisible   = 1 << 1  // all shards are committed
 	flagDropped   = 1 << 2  // no longer findable; freed once it is not held
 	flagRecent    = 1 << 3  // in the list of visible entries without pins, but for flagUntouched
-	flagYoung     = 1 << 4  // in partialYoung
-	flagOld       = 1 << 5  // in partialOld
+	flagPartial   = 1 << 4  // in partial
 	flagWide      = 1 << 6  // it has more than inlineShards shards
 	flagLifted    = 1 << 7  // placed above its children by lift, and not moved since
 	flagUntouched = 1 << 8  // pinned by ReadWithoutTouch alone: in recent in spite of that

@@ -122,7 +122,7 @@ func (c *core) settle(e uint32, at *cursor) {
 	case l.present == 0:
 		c.drop(e, 0) // nothing of it was stored
 	default:
-		c.partialYoung.push(c.recs.All, e)
+		c.partial.push(c.recs.All, e)
 	}
 }
 
@@ -183,7 +183,7 @@ func (c *core) depart(e uint32, why pool.Cause) {
 }
 
 func (c *core) leaveLists(e uint32) {
-	for _, l := range [...]*list{&c.recent, &c.partialYoung, &c.partialOld} {
+	for _, l := range [...]*list{&c.recent, &c.partial} {
 		if c.recs.All[e].is(l.flag) {
 			l.remove(c.recs.All, e)
 		}

@@ -2,7 +2,6 @@ package dram
 
 import (
 	"slices"
-	"time"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/slab"
@@ -150,58 +149,19 @@ func (c *core) evict(e uint32, why pool.Cause) {
 	c.drop(e, why)
 }
 
-// PartialAge is the minimum time for which an entry may lack shards that no job is writing before
-// it is reclaimed without any pressure. While there are reservations the time is at most twice
-// that.
-const PartialAge = 30 * time.Second
-
-// age reclaims old partial entries, a bounded number per reservation.
-func (c *core) age() {
-	now := c.now()
-	if now.Sub(c.rotated) < PartialAge {
-		return
-	}
-	for range maxPartials {
-		if c.partialOld.oldest == none {
-			c.rotate(now)
-			return
-		}
-		c.reclaim(&c.partialOld)
-	}
-}
-
-// rotate makes the young partial entries old ones.
-func (c *core) rotate(now time.Time) {
-	c.rotated = now
-	for e := c.partialYoung.oldest; e != none; e = c.recs.All[e].newer {
-		c.recs.All[e].hold ^= flagYoung | flagOld
-	}
-	c.partialOld, c.partialYoung = c.partialYoung, c.partialOld
-	c.partialOld.flag, c.partialYoung.flag = flagOld, flagYoung
-}
-
 // reclaimPartial evicts one partial entry, the oldest first, or the end of a chain below it.
 func (c *core) reclaimPartial() bool {
-	for ; c.work.partials > 0; c.work.partials-- {
-		l := &c.partialOld
-		if l.oldest == none {
-			l = &c.partialYoung
-		}
-		if l.oldest == none {
-			return false
-		}
-		if c.reclaim(l) {
+	for ; c.work.partials > 0 && c.partial.oldest != none; c.work.partials-- {
+		if c.reclaim(c.partial.oldest) {
 			return true
 		}
 	}
 	return false
 }
 
-// reclaim evicts the oldest of a list of partial entries, or, if it has children, the end of one of
-// their chains, so that no more is evicted than necessary. If that end is held, the partial entry
-// becomes a young one.
-func (c *core) reclaim(l *list) bool {
-	e := l.oldest
+// reclaim evicts a partial entry, or, if it has children, the end of one of their chains, so that no
+// more is evicted than necessary. If that end is held, the partial entry becomes the youngest.
+func (c *core) reclaim(e uint32) bool {
 	end := e
 	for child := c.recs.All[end].child; child != none && c.work.repairs > 0; child = c.recs.All[end].child {
 		end = child
@@ -211,8 +171,8 @@ func (c *core) reclaim(l *list) bool {
 		c.evict(end, pool.ByAge)
 		return true
 	}
-	l.remove(c.recs.All, e)
-	c.partialYoung.push(c.recs.All, e)
+	c.partial.remove(c.recs.All, e)
+	c.partial.push(c.recs.All, e)
 	return false
 }
 

@@ -59,7 +59,6 @@ func (p *Pool) reservePart(r *reservation, to int) {
 	refusal := r.open()
 	c.work.refill()
 	if refusal == pool.OK {
-		c.age()
 		r.before = r.predecessor(r.next)
 	}
 	for ; r.next < to && c.work.taken == 0; r.next++ {

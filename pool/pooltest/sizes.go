@@ -130,7 +130,7 @@ const (
 )
 
 // testManySizes stores blocks of random models under a changing load. A full pool must stay full,
-// except for a slab of each size and the remainders of slabs, and evictions are bounded by
+// except for two slabs of each size and the remainders of slabs, and evictions are bounded by
 // what is stored.
 func testManySizes(t *testing.T, open Open) {
 	seed := rand.Uint64()
@@ -149,7 +149,7 @@ func testManySizes(t *testing.T, open Open) {
 		models = append(models, f.with(model(fmt.Sprint("model ", i), 1, shards...)).talks(32, 24))
 	}
 	stored, least := int64(0), o.Bytes
-	full := o.Bytes - sizes*manySizesSlabBytes - manySizesSlabs*manySizesLargest
+	full := o.Bytes - 2*sizes*manySizesSlabBytes - manySizesSlabs*manySizesLargest
 	filled := false
 	for step := 0; stored < 4*o.Bytes; step++ {
 		if r.IntN(512) == 0 {
