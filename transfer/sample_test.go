@@ -446,7 +446,7 @@ func TestSampleOfARevokedSave(t *testing.T) {
 	}
 }
 
-// TestCopiesGoOnBesideSums expects the device to have the next copies while the first batches are
+// TestCopiesGoOnBesideSums expects the device to have the next copy while the first batch is
 // summed.
 func TestCopiesGoOnBesideSums(t *testing.T) {
 	n := newNode(t, 64)
@@ -456,11 +456,11 @@ func TestCopiesGoOnBesideSums(t *testing.T) {
 		s.write(b, 1000+uint64(b))
 	}
 	s.submit(save(1, section(0, 10, 0)))
-	for i := range 4 { // two batches are summed, two copied
+	for i := range 2 { // one batch is summed, one copied
 		select {
 		case <-held.copies:
 		case <-time.After(patience):
-			t.Fatalf("%d copies have begun while the first sum is under way, want 4: the device waits for the sum", i)
+			t.Fatalf("%d copies have begun while the first sum is under way, want 2: the device waits for it", i)
 		}
 	}
 	held.during(s, "while sums stand still", func() {})

@@ -159,8 +159,8 @@ func (c *core) reclaimPartial() bool {
 	return false
 }
 
-// reclaim evicts a partial entry, or, if it has children, the end of one of their chains, so that no
-// more is evicted than necessary. If that end is held, the partial entry becomes the youngest.
+// reclaim evicts a partial entry, or, if it has children, the end of one of their chains, so that
+// no more is evicted than necessary. If that end is held, the partial entry becomes the youngest.
 func (c *core) reclaim(e uint32) bool {
 	end := e
 	for child := c.recs.All[end].child; child != none && c.work.repairs > 0; child = c.recs.All[end].child {
