@@ -41,11 +41,11 @@ func moverCommand() *cobra.Command {
 }
 
 // openDevice opens the devices of this node over the pool's arena; the caller keeps its descriptor.
-func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Record, log *zap.Logger) (*node.Node,
+func openDevice(s *serveSettings, arena []byte, arenaFD int, movers *takeover.Record, log *zap.Logger) (*node.Node,
 	error) {
 	kind := s.device
 	base := mover.Options{
-		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1,
+		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: int64(len(arena)), Node: -1,
 		Process: movers.Update, Kill: moverKill,
 	}
 	if kind != settings.DeviceHost {
@@ -58,7 +58,7 @@ func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Reco
 		o.GPU = moverOfGPU(base, log)
 	}
 	var err error
-	o.Host, err = openHost(kind, base)
+	o.Host, err = openHost(kind, arena, base)
 	if err != nil {
 		return nil, err
 	}
@@ -102,9 +102,9 @@ func logGPUs(s *serveSettings, log *zap.Logger) error {
 	return nil
 }
 
-func openHost(kind string, base mover.Options) (cudaipc.Device, error) {
+func openHost(kind string, arena []byte, base mover.Options) (cudaipc.Device, error) {
 	if kind != settings.DeviceHostMover {
-		return host.Open(host.Options{ArenaFD: base.ArenaFD, ArenaSize: base.ArenaSize, Populate: true})
+		return host.Open(host.Options{Arena: arena})
 	}
 	m, err := mover.New(base)
 	if err != nil {

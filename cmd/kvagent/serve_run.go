@@ -61,11 +61,11 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	// Not earlier: until the pool is open, a successor needs the whole previous record.
 	movers := takeover.NewRecord(cfg.Dir, orphans.Running(), log)
 	pages.Go(func() { logPages(p, log) })
-	_, fd := p.Arena()
+	arena, fd := p.Arena()
 	watched, endWatch := context.WithCancel(ctx)
 	defer endWatch()
 	pages.Go(func() { orphans.Watch(watched, movers.Drop) })
-	device, err := openDevice(s, fd, p.Info().Bytes, movers, log)
+	device, err := openDevice(s, arena, fd, movers, log)
 	if err != nil {
 		return err
 	}

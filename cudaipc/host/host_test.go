@@ -36,7 +36,7 @@ func openHost(t *testing.T) *Device {
 	t.Helper()
 	fd := memfd(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	h, err := Open(Options{ArenaFD: fd, ArenaSize: arenaSize, Populate: true})
+	h, err := Open(Options{ArenaFD: fd, ArenaSize: arenaSize})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -285,7 +285,7 @@ func (p *process) openDevice() error {
 	o := &p.m.opts
 	return p.call("open the device", o.Limits.Start, nil, func(number uint64) ([]byte, []int) {
 		return putJSON(nil, msgSetup, number, &Setup{
-			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, Populate: o.Populate,
+			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize,
 		}), []int{p.m.arena}
 	}, takeAnswer)
 }

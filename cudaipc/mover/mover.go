@@ -27,7 +27,6 @@ type Options struct {
 	// Informed receives the state of a GPU's device from time to time, one call at a time for
 	// each process; may be nil.
 	Informed func(cudaipc.CUDAInfo)
-	Populate bool // host.Options.Populate
 	// AskEvents makes Poll ask the process for events. Events of a GPU's peers are always asked
 	// there; the host's are words that the agent reads by itself.
 	AskEvents bool

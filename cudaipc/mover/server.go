@@ -18,7 +18,6 @@ type Setup struct {
 	Device    string       // a name for OpenDevice
 	GPU       cudaipc.UUID // zero for a device that is no GPU's
 	ArenaSize int64        // bytes
-	Populate  bool         // host.Options.Populate
 	ArenaFD   int          `json:"-"` // set in the mover; closed when the device is open
 }
 

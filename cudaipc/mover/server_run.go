@@ -98,7 +98,6 @@ func Open(s Setup) (cudaipc.Device, error) {
 		return host.Open(host.Options{
 			ArenaFD:   s.ArenaFD,
 			ArenaSize: s.ArenaSize,
-			Populate:  s.Populate,
 		})
 	case cudaipc.CUDADevice:
 		d, err := cuda.Open(cuda.Options{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize})
