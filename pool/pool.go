@@ -205,9 +205,6 @@ type Slots interface {
 	// Stale if Epoch is not the space's, and Unwanted from the first block on that is Refusable
 	// and that the policy refuses.
 	Reserve(b *Batch)
-	// Peek sets the status that Reserve would set, and changes nothing else: Exists, InProgress, or
-	// OK where Reserve would need a slot; Invalid and Stale as Reserve. It does not touch b.Slots.
-	Peek(b *Batch)
 	// Commit ends reservations. A slot whose status is OK is committed with its Sum; any other is
 	// freed. A slot whose entry was dropped or whose epoch has passed is freed and its status
 	// becomes Stale.

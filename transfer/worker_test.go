@@ -10,36 +10,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestStoredIsToldAtOnce expects a save of stored blocks not to wait for its event.
-func TestStoredIsToldAtOnce(t *testing.T) {
-	s := newNode(t, 64).join(t, nil)
-	s.fill(0, 4)
-	s.hold(func() {})
-	s.stream.Record(0)
-	job := save(1, section(0, 4, 0))
-	job.Event = 0
-	s.finish(job, pool.Exists)
-}
-
-// TestStoringElsewhereIsToldAtOnce expects blocks that another engine is storing to be reported
-// before the job's own step has ended.
-func TestStoringElsewhereIsToldAtOnce(t *testing.T) {
-	n := newNode(t, 64)
-	g := newGate(n.host)
-	first, second := n.join(t, func(c *Config) { c.Device = g }), n.join(t, nil)
-	first.submit(save(1, section(0, 2, 3)))
-	g.during(first, "the first save", func() {
-		letGo := second.hold(func() {})
-		defer letGo()
-		second.stream.Record(0)
-		job := save(1, section(0, 2, 5))
-		job.Event = 0
-		second.finish(job, pool.InProgress)
-	})
-	g.open()
-	first.ends(1, pool.OK)
-}
-
 // TestTwoEnginesStoreOnce expects an engine to be told at once that another one copies the same
 // blocks, and to hold nothing.
 func TestTwoEnginesStoreOnce(t *testing.T) {

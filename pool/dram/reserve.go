@@ -142,8 +142,11 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 }
 
 func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
-	if status := c.shardStatus(e, shard); status != pool.OK {
-		return status, pool.Slot{}
+	switch {
+	case c.isPresent(e, shard):
+		return pool.Exists, pool.Slot{}
+	case c.isWriting(e, shard):
+		return pool.InProgress, pool.Slot{}
 	}
 	c.leaveLists(e) // it may have been partial
 	c.beginWriting(e, shard)
@@ -172,34 +175,6 @@ func (p *Pool) countBusy(b *pool.Batch, over int) {
 	}
 	p.core.stats.Busy += uint64(busy - over)
 	p.core.owners.Refused(b.Owner, over)
-}
-
-// Peek implements pool.Slots.
-func (p *Pool) Peek(b *pool.Batch) {
-	p.strides(b.Hashes.N, func(c *core, from, to int) {
-		r := reservation{core: c, batch: b}
-		refusal := r.open()
-		for i := from; i < to; i++ {
-			b.Status[i] = refusal
-			if refusal != pool.OK {
-				continue
-			}
-			if e := r.find(r.id, b.Hashes.At(i)); e != none {
-				b.Status[i] = r.shardStatus(e, b.Shard)
-			}
-		}
-	})
-}
-
-// shardStatus returns Exists or InProgress for a shard that is stored or being written, else OK.
-func (c *core) shardStatus(e uint32, shard uint8) pool.Status {
-	switch {
-	case c.isPresent(e, shard):
-		return pool.Exists
-	case c.isWriting(e, shard):
-		return pool.InProgress
-	}
-	return pool.OK
 }
 
 // Commit implements pool.Slots. It clears the Ref of each slot, so a second Commit does nothing.
