@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -55,9 +56,8 @@ const Built = true
 
 // Open opens a GPU for peers. Close(AllPeers) releases everything.
 func Open(o Options) (*Device, error) {
-	if err := o.complete(); err != nil {
-		return nil, err
-	}
+	o.PinPiece, o.Ring = cmp.Or(o.PinPiece, DefaultPinPiece), cmp.Or(o.Ring, DefaultRing)
+	o.InFlight = cmp.Or(o.InFlight, DefaultInFlight)
 	gpu, err := FindGPU(o.GPU)
 	if err != nil {
 		return nil, err

@@ -123,31 +123,20 @@ const (
 	lanesPerPeer = 3
 )
 
-// Poll answers each wait now. It reads the peers' words itself. It asks the mover for events of a
-// GPU, in one message for all waits, and only if the step word has been reached: before that the
-// answer does not depend on them.
+// Poll answers each wait now. It reads the peers' words itself. It asks the mover where there is an
+// event of a GPU, in one message for all waits, and only if the step word has been reached: before
+// that the answer does not depend on the event.
 func (m *Mover) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	asked, at, proc, err := m.readWords(waits, states)
 	if err != nil || len(asked) == 0 {
 		return err
 	}
-	fired := make([]cudaipc.State, len(asked))
-	if err := proc.poll(asked, fired); err != nil {
-		return err
-	}
-	// After the event, so that one seen as fired proves the step that was written before it.
-	again := make([]cudaipc.Wait, len(asked))
-	for i, w := range asked {
-		again[i] = w
-		again[i].Event = cudaipc.None
-	}
-	seen := make([]cudaipc.State, len(asked))
-	if _, _, _, err := m.readWords(again, seen); err != nil {
+	answers := make([]cudaipc.State, len(asked))
+	if err := proc.poll(asked, answers); err != nil {
 		return err
 	}
 	for i, to := range at {
-		seen[i].Fired = fired[i].Fired
-		states[to] = seen[i]
+		states[to] = answers[i]
 	}
 	return nil
 }
