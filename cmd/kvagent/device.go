@@ -161,8 +161,7 @@ func (g *gpuLog) informed(i cudaipc.CUDAInfo) {
 	g.mu.Unlock()
 	if !known {
 		g.log.Info("a GPU is open", zap.Stringer("gpu", i.GPU), zap.String("type", i.Name), zap.Int("driver", i.Driver),
-			zap.Bool("batch_call", i.Batch), zap.String("kernel_limits",
-				fmt.Sprintf("stack %d, printing %d, heap %d bytes", i.Limits.Stack, i.Limits.Printing, i.Limits.Heap)))
+			zap.Bool("batch_call", i.Batch))
 	}
 	g.pinning(&was, &i)
 }

@@ -33,8 +33,6 @@ type Device struct {
 	gpu      driver.GPU
 	ctx      *driver.Context
 
-	limits cudaipc.CUDALimits
-
 	opener, asker *driver.Role
 	lanes         [2]*lane // by Direction
 	pins          *pins
@@ -85,10 +83,7 @@ func (d *Device) open(o *Options) (err error) {
 	if d.opener, err = driver.StartRole(d.ctx); err != nil {
 		return err
 	}
-	d.opener.Do(func() {
-		d.ctx.Lower()
-		d.limits.Stack, d.limits.Printing, d.limits.Heap = d.ctx.Limits()
-	})
+	d.opener.Do(d.ctx.Lower)
 	if d.asker, err = driver.StartRole(d.ctx); err != nil {
 		return err
 	}

@@ -307,10 +307,11 @@ func TestCUDABothDirections(t *testing.T) {
 }
 
 func TestCUDAOptionsAreChecked(t *testing.T) {
-	if _, err := cuda.Open(cuda.Options{GPU: cudaipc.UUID{1}}); err == nil || !strings.Contains(err.Error(), "not among") {
+	_, err := cuda.Open(cuda.Options{GPU: cudaipc.UUID{1}})
+	if err == nil || !strings.Contains(err.Error(), "not among") {
 		t.Errorf("a GPU that is not there: %v", err)
 	}
-	_, err := engine.NewCUDA(cudaipc.UUID{1}, 0, 0)
+	_, err = engine.NewCUDA(cudaipc.UUID{1}, 0, 0)
 	if !errors.Is(err, cudaipc.ErrNoCUDA) {
 		t.Errorf("an engine on no GPU: %v", err)
 	}
