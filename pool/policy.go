@@ -25,7 +25,10 @@ type Advisor interface {
 	// and reports whether more follow.
 	Insert(fill func(in *Insertion) (more bool))
 	Remove(e uint32)
-	// Victim is Policy.Victim, now.
+	// Victim returns the entry to evict next, of one of the kinds (a bit each), for a block with
+	// this print, 0 for no certain one. It returns 0 if there is none, or if it found none within
+	// the work allowed for one call, and Refused if that block is worth less than each of them.
+	// The victim has no child and is not held. It stays until Remove.
 	Victim(kinds, print uint64, v View) uint32
 	Class(e uint32) string
 	// Advise passes on advice, with the time that its wish lasts; 0: it has none.
@@ -39,6 +42,9 @@ type Advisor interface {
 	Close()
 }
 
+// MaxLearned bounds what Advisor.Learned returns, in bytes.
+const MaxLearned = 1 << 20
+
 // MaxNoteBlocks bounds the leading blocks of one look-up that are noted, exceeded by a group at
 // most.
 const MaxNoteBlocks = 8 << 10
@@ -50,31 +56,7 @@ type Note struct {
 	Missed bool   // it ended at a block that is not stored
 }
 
-// Policy chooses the entries to evict. It is pure: it has no lock, no clock and no goroutine; the
-// pool calls it with its own lock held. Entries are small dense numbers from 1 on, assigned by the
-// pool and reused after Remove; 0 is none. The policy reads the chain of an entry through View, so
-// that only the pool stores it.
-type Policy interface {
-	// Access records one look-up of a chain. The policy does not retain u.
-	Access(u *Use)
-	// Insert adds entries in the order of their chain. It ignores those it already has.
-	Insert(i *Insertion)
-	// Remove removes entries that were evicted or dropped. It ignores those it does not have.
-	Remove(entries []uint32)
-	// Advise records what was told of a chain of entries. The policy does not retain a.
-	Advise(a *Advice)
-	// Victim returns the entry to evict next, of one of the kinds (a bit each), for a block with
-	// this print, 0 for no certain one. It returns 0 if there is none, or if it found none within
-	// the work allowed for one call, and Refused if that block is worth less than each of them.
-	// The victim has no child and is not held. It stays until Remove.
-	Victim(now int64, kinds uint64, print uint64, v View) uint32
-	// Class returns the name of an entry's class, as PolicyClass.Name; empty if it has none.
-	Class(e uint32) string
-	// Report returns the policy's state, for people and metrics. It allocates.
-	Report() PolicyReport
-}
-
-// Refused is no entry: Policy.Victim returns it for a block that is not to be stored.
+// Refused is no entry: Victim returns it for a block that is not to be stored.
 const Refused = ^uint32(0)
 
 // View is what a policy may ask the pool while it chooses a victim.

@@ -36,14 +36,14 @@ type Advisor struct {
 	ending, ended chan struct{}
 
 	mu     sync.Mutex // guards policy and the fields below; taken after the pool's lock, or without it
-	policy pool.Policy
+	policy Policy
 	beyond unlimited
 	in     pool.Insertion
 	one    [1]uint32
 }
 
 // New starts an advisor of a policy. now is the pool's clock, nil for time.Now.
-func New(policy pool.Policy, now func() time.Time) *Advisor {
+func New(policy Policy, now func() time.Time) *Advisor {
 	if now == nil {
 		now = time.Now
 	}
@@ -181,7 +181,7 @@ func (a *Advisor) Class(e uint32) string {
 	return a.policy.Class(e)
 }
 
-// Victim returns pool.Policy.Victim.
+// Victim returns Policy.Victim.
 func (a *Advisor) Victim(kinds, print uint64, v pool.View) uint32 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -223,7 +223,7 @@ func (a *Advisor) Insert(fill func(in *pool.Insertion) (more bool)) {
 
 // Learned returns what the policy learned; nil if there is nothing to save.
 func (a *Advisor) Learned() []byte {
-	learner, ok := a.policy.(pool.Learner)
+	learner, ok := a.policy.(Learner)
 	if !ok {
 		return nil
 	}
@@ -234,7 +234,7 @@ func (a *Advisor) Learned() []byte {
 
 // Learn passes what was saved to the policy.
 func (a *Advisor) Learn(learned []byte) error {
-	learner, ok := a.policy.(pool.Learner)
+	learner, ok := a.policy.(Learner)
 	if !ok {
 		return nil
 	}

@@ -243,7 +243,7 @@ func TestManyKindsShareTheLast(t *testing.T) {
 }
 
 // asAdvisor returns a policy as a pool takes it; nil: none.
-func asAdvisor(policy pool.Policy) pool.Advisor {
+func asAdvisor(policy advisor.Policy) pool.Advisor {
 	if policy == nil {
 		return nil
 	}

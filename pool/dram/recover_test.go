@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/evict"
 )
 
@@ -184,8 +185,8 @@ func TestUnopenedIsEvicted(t *testing.T) {
 // TestOrderOfUseOutlivesTheProcess checks that the chain loaded last stays, and that of the others
 // the suffix is evicted first.
 func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
-	for name, policy := range map[string]func() pool.Policy{
-		"none": func() pool.Policy { return nil }, "lru": func() pool.Policy { return evict.NewLRU() },
+	for name, policy := range map[string]func() advisor.Policy{
+		"none": func() advisor.Policy { return nil }, "lru": func() advisor.Policy { return evict.NewLRU() },
 	} {
 		now := time.Unix(1_700_000_000, 0)
 		o := Options{
@@ -246,7 +247,7 @@ func TestLearnedOutlivesTheProcess(t *testing.T) {
 }
 
 type learner struct {
-	pool.Policy
+	advisor.Policy
 	gives, got []byte
 	refuse     error
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvagent/kvagent/pagefault"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/evict"
 )
 
@@ -50,7 +51,7 @@ func stormSpecs() []pool.Spec {
 	return out
 }
 
-func openStorm(path string, policy pool.Policy) (*Pool, error) {
+func openStorm(path string, policy advisor.Policy) (*Pool, error) {
 	p, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path, Advisor: asAdvisor(policy)})
 	if err != nil {
 		return nil, err
@@ -88,7 +89,7 @@ func Storm() {
 		panic(err)
 	}
 	s := &storm{out: os.NewFile(3, "to the parent"), seed: seed}
-	var policy pool.Policy = evict.NewLRU()
+	var policy advisor.Policy = evict.NewLRU()
 	if seed%2 == 0 {
 		policy = evict.NewHazard()
 	}
@@ -112,7 +113,7 @@ type storm struct {
 
 // teller reports the blocks that the pool drops.
 type teller struct {
-	pool.Policy
+	advisor.Policy
 	storm *storm
 }
 

@@ -32,7 +32,7 @@ var (
 	_ = [pool.MaxLearned - learnedBytes]byte{}
 )
 
-// Learned implements pool.Learner.
+// Learned implements advisor.Learner.
 func (h *Hazard) Learned() []byte {
 	b := make([]byte, 0, learnedBytes)
 	for _, n := range [...]uint32{learnedMagic, learnedVersion, numClasses, numBins} {
@@ -53,7 +53,7 @@ func appendFloat(b []byte, f float64) []byte {
 	return binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(f)))
 }
 
-// Learn implements pool.Learner.
+// Learn implements advisor.Learner.
 func (h *Hazard) Learn(b []byte) error {
 	t, err := parseLearned(b)
 	if err != nil {
