@@ -24,14 +24,15 @@ type work struct {
 	repairs, partials int
 	owned, ownedOut   int    // see maxOwned
 	steps             int    // see maxSteps
-	taken             int    // slabs taken from other classes, of which one part of a reservation takes one
+	taken             int    // slabs taken from other classes: one part of a reservation ends with it
+	noSlab            bool   // none could be taken
 	sink              uint64 // keeps loads alive that only warm the caches
 }
 
 func (w *work) refill() {
 	w.repairs, w.partials, w.steps = maxRepairs, maxPartials, maxSteps
 	w.owned, w.ownedOut = maxOwned, maxOwnedOut
-	w.taken = 0
+	w.taken, w.noSlab = 0, false
 }
 
 // makeRoom evicts until there is a slot of each of these classes, or a free slab to cut. It returns

@@ -6,9 +6,8 @@ import (
 )
 
 // A class without room takes a slab of another class: the one that loses least if all of its
-// entries are evicted, which are not the ends of their chains. What follows them in their chains
-// stays, in other slabs: it is found again once the blocks between are stored again, and else ages
-// out.
+// entries are evicted, also those in the middle of their chains. What follows these stays in other
+// slabs. It is found again once they are stored again, and else ages out.
 
 // maxSurveys bounds the slabs looked at for one without a held entry.
 const maxSurveys = 16
@@ -16,6 +15,9 @@ const maxSurveys = 16
 // takeSlab evicts all entries of a slab of another class, which then is free, and reports whether
 // there was one without a held entry.
 func (c *core) takeSlab(class int32) bool {
+	if c.work.noSlab {
+		return false
+	}
 	losses := c.losses()
 	for range maxSurveys {
 		best := slab.NoSlab
@@ -25,7 +27,7 @@ func (c *core) takeSlab(class int32) bool {
 			}
 		}
 		if best == slab.NoSlab {
-			return false
+			break
 		}
 		losses[best] = -1
 		if entries, free := c.survey(best); free {
@@ -38,6 +40,7 @@ func (c *core) takeSlab(class int32) bool {
 			return true
 		}
 	}
+	c.work.noSlab = true
 	return false
 }
 
