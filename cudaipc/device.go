@@ -168,8 +168,8 @@ type Done struct {
 type Device interface {
 	// Import opens regions. An error names the region and the reason; nothing stays open.
 	Import(Import) error
-	// Poll answers each wait now. A peer that is not open answers ErrPeer.
-	Poll(waits []Wait, states []State) error
+	// Poll answers a wait now. A peer that is not open answers ErrPeer.
+	Poll(w Wait) (State, error)
 	// Copy checks and starts a copy, asynchronously. It touches only imported regions and the
 	// arena: a run outside of them is ErrRange, and nothing is copied.
 	Copy(*Copy) (Ticket, error)

@@ -77,11 +77,11 @@ func (b *broken) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	return b.Device.Copy(c)
 }
 
-func (b *broken) Poll(w []cudaipc.Wait, s []cudaipc.State) error {
+func (b *broken) Poll(w cudaipc.Wait) (cudaipc.State, error) {
 	if b.poll != nil {
-		return b.poll
+		return cudaipc.State{}, b.poll
 	}
-	return b.Device.Poll(w, s)
+	return b.Device.Poll(w)
 }
 
 func (b *broken) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {

@@ -51,12 +51,10 @@ func TestSaveWaitsForTheEventBehindTheStep(t *testing.T) {
 // process fire.
 type firesForTheDead struct{ cudaipc.Device }
 
-func (d firesForTheDead) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
-	err := d.Device.Poll(waits, states)
-	for i := range states {
-		states[i].Fired = true
-	}
-	return err
+func (d firesForTheDead) Poll(w cudaipc.Wait) (cudaipc.State, error) {
+	s, err := d.Device.Poll(w)
+	s.Fired = true
+	return s, err
 }
 
 // TestNothingUnfinishedIsStored kills an engine in the middle of a step, on a device where its

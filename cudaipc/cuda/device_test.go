@@ -78,12 +78,12 @@ func (b *bench) copy(dir cudaipc.Direction, runs ...cudaipc.Run) cudaipc.Done {
 
 func (b *bench) poll(w cudaipc.Wait) cudaipc.State {
 	b.t.Helper()
-	var s [1]cudaipc.State
 	w.Peer, w.Revoke = 1, cudaipc.None
-	if err := b.device.Poll([]cudaipc.Wait{w}, s[:]); err != nil {
+	s, err := b.device.Poll(w)
+	if err != nil {
 		b.t.Fatalf("Poll: %v", err)
 	}
-	return s[0]
+	return s
 }
 
 func pattern(seed uint64, n int) []byte {

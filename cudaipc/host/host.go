@@ -56,20 +56,15 @@ func (h *Device) Close(id cudaipc.PeerID) error {
 	return cudaipc.Unmap(h.arena)
 }
 
-// Poll answers each wait now. It stops at the first error.
-func (h *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
+// Poll answers a wait now.
+func (h *Device) Poll(w cudaipc.Wait) (cudaipc.State, error) {
 	h.table.RLock()
 	defer h.table.RUnlock()
-	for i := range waits {
-		p, err := h.table.PeerLocked(waits[i].Peer)
-		if err == nil {
-			err = p.Poll(&waits[i], &states[i])
-		}
-		if err != nil {
-			return err
-		}
+	p, err := h.table.PeerLocked(w.Peer)
+	if err != nil {
+		return cudaipc.State{}, err
 	}
-	return nil
+	return p.Poll(&w)
 }
 
 // SetWord writes a word of a peer's sync region.

@@ -125,7 +125,7 @@ func TestPeerCutsOffItsWords(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	poll := func() error { return h.Poll([]cudaipc.Wait{{Event: 0, Revoke: 0}}, make([]cudaipc.State, 1)) }
+	poll := func() error { _, err := h.Poll(cudaipc.Wait{Event: 0, Revoke: 0}); return err }
 	if err := poll(); err != nil {
 		t.Fatal(err)
 	}

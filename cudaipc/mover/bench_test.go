@@ -35,10 +35,10 @@ func BenchmarkCalls(b *testing.B) {
 		}
 		b.Run("Poll/"+variant.name, func(b *testing.B) {
 			open(b)
-			waits, states := []cudaipc.Wait{{Peer: 1, Event: 0, Revoke: cudaipc.None}}, make([]cudaipc.State, 1)
 			for b.Loop() {
-				if err := f.Device.Poll(waits, states); err != nil || !states[0].Fired {
-					b.Fatal(err, states)
+				s, err := f.Device.Poll(cudaipc.Wait{Peer: 1, Event: 0, Revoke: cudaipc.None})
+				if err != nil || !s.Fired {
+					b.Fatal(err, s)
 				}
 			}
 		})

@@ -306,12 +306,15 @@ func (p *process) closePeer(id cudaipc.PeerID) error {
 	return err
 }
 
-func (p *process) poll(waits []cudaipc.Wait, states []cudaipc.State) error {
-	err := p.call("poll", p.m.opts.Limits.Poll, nil, func(number uint64) ([]byte, []int) {
-		return putPoll(nil, number, waits), nil
-	}, func(f *fields) error { return takeStates(f, states) })
+func (p *process) poll(w *cudaipc.Wait) (s cudaipc.State, err error) {
+	err = p.call("poll", p.m.opts.Limits.Poll, nil, func(number uint64) ([]byte, []int) {
+		return putPoll(nil, number, w), nil
+	}, func(f *fields) (err error) {
+		s, err = takeState(f)
+		return err
+	})
 	if errors.As(err, new(*cudaipc.LostError)) {
-		return fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
+		return s, fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
 	}
-	return err
+	return s, err
 }

@@ -94,13 +94,11 @@ func (f *faulty) Close(p cudaipc.PeerID) error {
 	return f.Device.Close(p)
 }
 
-func (f *faulty) Poll(w []cudaipc.Wait, s []cudaipc.State) error {
+func (f *faulty) Poll(w cudaipc.Wait) (cudaipc.State, error) {
 	f.is(hangsInPoll)
-	err := f.Device.Poll(w, s)
-	for i := range s {
-		s[i].Fired = s[i].Fired && (f.fault != firesForAStep || w[i].Step > 0)
-	}
-	return err
+	s, err := f.Device.Poll(w)
+	s.Fired = s.Fired && (f.fault != firesForAStep || w.Step > 0)
+	return s, err
 }
 
 // fixture is a mover under test, with one engine of 8 MiB as peer 1.
@@ -216,7 +214,7 @@ func gone(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
 func (m *fixture) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
 	m.t.Helper()
 	_, err := m.mover.Copy(&cudaipc.Copy{Peer: id})
-	polled := m.mover.Poll([]cudaipc.Wait{{Peer: id, Event: 0, Revoke: 0}}, make([]cudaipc.State, 1))
+	_, polled := m.mover.Poll(cudaipc.Wait{Peer: id, Event: 0, Revoke: 0})
 	for what, err := range map[string]error{"Copy": err, "Poll": polled} {
 		var lost *cudaipc.LostError
 		if !errors.Is(err, cudaipc.ErrPeer) || !errors.As(err, &lost) || lost.Reason != reason {

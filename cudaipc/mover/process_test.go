@@ -295,12 +295,8 @@ func TestMoverIsToldTheStep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var s [1]cudaipc.State
-	if err := m.mover.Poll([]cudaipc.Wait{{
-		Peer:   1,
-		Revoke: cudaipc.None,
-		Step:   1 << 40,
-	}}, s[:]); err != nil || !s[0].Fired || s[0].Step != 1<<40 {
-		t.Fatalf("%+v, %v: the step did not reach the device in the mover", s[0], err)
+	s, err := m.mover.Poll(cudaipc.Wait{Peer: 1, Revoke: cudaipc.None, Step: 1 << 40})
+	if err != nil || !s.Fired || s.Step != 1<<40 {
+		t.Fatalf("%+v, %v: the step did not reach the device in the mover", s, err)
 	}
 }

@@ -112,9 +112,9 @@ func (s *server) request(msg []byte, fds []int) error {
 	case msgSum:
 		return s.sum(f, cudaipc.Ticket(number))
 	case msgPoll:
-		waits, err := takePoll(f)
+		w, err := takePoll(f)
 		if err == nil {
-			s.running.Go(func() { s.poll(number, waits) })
+			s.running.Go(func() { s.poll(number, w) })
 		}
 		return err
 	case msgClose:
@@ -161,14 +161,13 @@ func (s *server) info() {
 	_ = s.send(msg) // as in answer
 }
 
-func (s *server) poll(number uint64, waits []cudaipc.Wait) {
-	states := make([]cudaipc.State, len(waits))
-	err := errNoSetup
+func (s *server) poll(number uint64, w cudaipc.Wait) {
+	state, err := cudaipc.State{}, errNoSetup
 	if d := s.device(); d != nil {
-		err = d.Poll(waits, states)
+		state, err = d.Poll(w)
 	}
 	if !s.lost(err) {
-		_ = s.send(putStates(nil, number, states, err)) // as in answer
+		_ = s.send(putState(nil, number, &state, err)) // as in answer
 	}
 }
 

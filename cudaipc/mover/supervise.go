@@ -58,7 +58,7 @@ func (p *process) message(msg []byte) error {
 	case msgLost:
 		p.lose(cudaipc.LostDevice, errors.New(string(f.bytes())))
 		return f.end("lost")
-	case msgAnswer, msgStates:
+	case msgAnswer, msgState:
 		call := p.calls.take(number)
 		if call == nil {
 			return fmt.Errorf("answer to request %d, which was not made: %w", number, errWire)
