@@ -193,7 +193,7 @@ func logPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 	log.Info("pool file", zap.String("path", r.Path), zap.Bool("new", r.New), zap.Int("blocks", r.Entries),
 		zap.Int("spaces", r.Spaces),
 		zap.Int("damaged", r.Damaged), zap.Int("stale", r.Stale), zap.Int("partial", r.Partial),
-		zap.Int("lost_headers", r.Lost), zap.Int("bad_pages", r.BadPages), zap.Duration("took", r.Took))
+		zap.Int("lost_headers", r.Lost), zap.Duration("took", r.Took))
 }
 
 // logAbandoned logs other pool files in the directory that no agent uses: they hold memory until

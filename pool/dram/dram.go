@@ -12,7 +12,7 @@
 //	                     └──────────────────── last shard       slot's number
 //
 // All of it but the arena is private memory off the Go heap, guarded by one lock that is held for
-// at most a few hundred keys at a time.
+// at most a few hundred keys at a time, or for those of a slab that is taken.
 package dram
 
 import (

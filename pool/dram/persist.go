@@ -173,10 +173,6 @@ func (o *Options) core(f *arena.File, page int64, r *Recovery) (*core, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, n := range f.BadPages() { // also of a file whose content is not used; no slab is cut yet
-		c.slabs.Retire(n * page)
-	}
-	r.BadPages = int(c.slabs.BadStats().Pages)
 	if r.New || r.Cold != "" {
 		return c, nil
 	}

@@ -27,9 +27,7 @@ type Recovery struct {
 	Lost    int    // headers that cannot be read because their pages went bad
 	Partial int    // entries dropped because not all shards were stored
 	Notes   []string
-
-	BadPages int // of the arena, retired by earlier processes
-	Took     time.Duration
+	Took    time.Duration
 }
 
 // errLost is a page of the index that went bad while it was read: the file is not used then.

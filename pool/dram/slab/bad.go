@@ -8,8 +8,8 @@ import (
 )
 
 // A page of the arena that cannot be read costs the entries on it. No slot of its slab is allocated
-// again as long as the pool's file exists; the slab's other entries stay until they go by
-// themselves.
+// again in this process; the slab's other entries stay until they go by themselves. The next
+// process finds the page when it populates the arena.
 
 // partBad is the part of its bytes without which a pool is not healthy.
 const partBad = 8

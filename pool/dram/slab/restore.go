@@ -17,7 +17,7 @@ func (s *Slabs) Restore() error {
 			continue
 		}
 		b := &s.slab[n]
-		*b = slab{class: id, last: id, cells: first, fresh: s.class[id].perSlab, bad: b.bad}
+		*b = slab{class: id, last: id, cells: first, fresh: s.class[id].perSlab}
 		if !s.spans.mark(first, b.fresh) {
 			return ErrClash
 		}
@@ -54,9 +54,7 @@ func (s *Slabs) Open(claimed Claims) {
 	for n := int32(len(s.slab)) - 1; n >= 0; n-- {
 		b := &s.slab[n]
 		if b.class == NoClass {
-			if !b.bad {
-				s.unused = append(s.unused, n)
-			}
+			s.unused = append(s.unused, n)
 			s.file.Withdraw(n)
 			continue
 		}
@@ -71,9 +69,7 @@ func (s *Slabs) Open(claimed Claims) {
 				b.free = uint32(place) + 1
 			}
 		}
-		if b.bad {
-			k.retired += int(k.perSlab - b.used)
-		} else if !s.full(n) {
+		if !s.full(n) {
 			s.enterRoom(n)
 		}
 		if b.used == 0 {
