@@ -23,6 +23,7 @@ var sleepsAllowed = map[string]string{
 	"pool/tier.mends":                        "is called in bubbles, from a table",
 	"pool/tier.closes":                       "is called in bubbles, from a table",
 	"transfer.start":                         "a kernel that takes its time",
+	"cudaipc/mover.Import":                   "an import that takes its time",
 	"transfer.Release":                       "is called in a bubble, by an interface",
 	"pool/peer.deliver":                      "a link that takes its time",
 	"pool/peer.TestRequeuePause":             "in a bubble, from a hook",

@@ -60,8 +60,8 @@ type Import struct {
 	Proof int
 	// Sync is where the peer's step word, events and revocation words are; zero: none.
 	Sync *Sync
-	// Cancelled is closed when the peer dies or its session ends. An Import in flight then soon
-	// closes what it has opened and fails. Nil: never. It is not sent to other processes.
+	// Cancelled is closed when the peer dies or its session ends. An Import in flight that may take
+	// long then fails within 2 s, with nothing open. Nil: never. It is not sent to other processes.
 	Cancelled <-chan struct{} `json:"-"`
 }
 
@@ -168,8 +168,8 @@ type Done struct {
 type Device interface {
 	// Import opens regions. An error names the region and the reason; nothing stays open.
 	Import(Import) error
-	// Poll answers each wait now. A peer that is not open answers ErrPeer.
-	Poll(waits []Wait, states []State) error
+	// Poll answers a wait now. A peer that is not open answers ErrPeer.
+	Poll(w Wait) (State, error)
 	// Copy checks and starts a copy, asynchronously. It touches only imported regions and the
 	// arena: a run outside of them is ErrRange, and nothing is copied.
 	Copy(*Copy) (Ticket, error)

@@ -60,21 +60,12 @@ func (e *LostError) Error() string {
 
 func (e *LostError) Unwrap() error { return e.Cause }
 
-// CUDALimits are the limits of kernels in the device's context, as the driver reports them after
-// the device has lowered them, bytes; -1: unknown.
-type CUDALimits struct {
-	Stack    int64 // of a thread
-	Printing int64
-	Heap     int64
-}
-
 // CUDAInfo is the state of a CUDA device.
 type CUDAInfo struct {
 	Name    string
 	GPU     UUID
-	Driver  int  // the newest CUDA that the driver supports, 1000 * major + 10 * minor
-	Batch   bool // the driver has the batch call
-	Limits  CUDALimits
+	Driver  int   // the newest CUDA that the driver supports, 1000 * major + 10 * minor
+	Batch   bool  // the driver has the batch call
 	Free    int64 `metric:"gpu_memory_free_bytes"` // of the GPU's memory, of Total
 	Total   int64 `metric:"gpu_memory_bytes"`
 	Imports int64 `metric:"gpu_imports"` // allocations, pieces and events of peers that are open

@@ -260,16 +260,15 @@ func ClosesWithin(c <-chan struct{}, timeout time.Duration) bool {
 // Peer is a device's record of an imported peer. Its regions do not change between Import and
 // Close; the device's lock guards tickets.
 type Peer struct {
-	ID          PeerID
-	Pid         int
-	pidfd       int  // -1: not watched
-	FireOnDeath bool // its events, which are words, fire when its process dies
-	Regions     map[RegionID]*Opened
-	Words       []byte // the sync region; nil: no words
-	sync        Sync
-	Proof       int          // Import.Proof; 0: none
-	underWay    atomic.Int32 // copies that are being checked, waiting or running
-	tickets     map[Ticket]struct{}
+	ID       PeerID
+	Pid      int
+	pidfd    int // -1: not watched
+	Regions  map[RegionID]*Opened
+	Words    []byte // the sync region; nil: no words
+	sync     Sync
+	Proof    int          // Import.Proof; 0: none
+	underWay atomic.Int32 // copies that are being checked, waiting or running
+	tickets  map[Ticket]struct{}
 }
 
 func (p *Peer) base() *Peer { return p }

@@ -250,21 +250,14 @@ func (p *Peer) SetWord(off, value uint64) error {
 }
 
 // Poll answers a wait from the words of a peer, including the event.
-func (p *Peer) Poll(w *Wait, s *State) error {
+func (p *Peer) Poll(w *Wait) (s State, err error) {
 	if err := p.CheckWait(w); err != nil {
-		return err
+		return s, err
 	}
-	*s = State{Fired: true}
-	if p.Words == nil {
-		return nil
+	if s.Fired = true; p.Words != nil {
+		err = p.PollWords(w, &s)
 	}
-	if err := p.PollWords(w, s); err != nil {
-		return err
-	}
-	if !s.Fired && p.FireOnDeath && p.Dead() {
-		s.Fired = true
-	}
-	return nil
+	return s, err
 }
 
 // CheckWait checks a wait against the counts of the peer's events and revocation words.

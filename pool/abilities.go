@@ -130,10 +130,9 @@ type Journal interface {
 	Holds(s SpaceID, group uint8, h Hashes, present []bool) (open bool)
 }
 
-// The rest of this file are abilities: optional interfaces of a store or an eviction policy, beside
-// its contract (Store; Policy). Their users find them by type assertion, so a wrapper that does not
-// forward one hides it. Each lists its implementations, which assert it at compile time, and the
-// effect of its absence.
+// The rest of this file are abilities: optional interfaces of a store, beside its contract. Their
+// users find them by type assertion, so a wrapper that does not forward one hides it. Each lists
+// its implementations, which assert it at compile time, and the effect of its absence.
 
 // KeyJournal is a Store that notes which keys come and go, and whose Exists answers from memory.
 //
@@ -153,21 +152,4 @@ type KeyJournal interface {
 // state of the store, and /metrics none of its counts.
 type Reporter interface {
 	Report() StoreReport
-}
-
-// MaxLearned bounds what Learner.Learned returns, in bytes.
-const MaxLearned = 1 << 20
-
-// Learner is a Policy whose knowledge can be passed to the policy of the next process. A pool that
-// outlives its process saves it periodically and on Close.
-//
-// Implemented by pool/evict.Hazard. Without it, the policy learns anew after each restart.
-type Learner interface {
-	// Learned encodes what the policy knows: at most MaxLearned bytes, with a version and a
-	// checksum of their own. It contains nothing about single entries, so it may be older than they
-	// are.
-	Learned() []byte
-	// Learn decodes and takes over what Learned returned, preferably before the first Insert. On an
-	// error (damage, another version) nothing has changed and the policy learns anew.
-	Learn(learned []byte) error
 }

@@ -3,37 +3,60 @@ package pool
 import (
 	"encoding/binary"
 	"math/bits"
+	"time"
 )
 
 // MaxKinds bounds the kinds of entries that a policy distinguishes. Entries of one kind have slots
 // of the same sizes, so evicting one makes room for another. All blocks of a chain are of one kind.
 const MaxKinds = 64
 
-// Policy chooses the entries to evict. It is pure: it has no lock, no clock and no goroutine; the
-// pool calls it with its own lock held. Entries are small dense numbers from 1 on, assigned by the
-// pool and reused after Remove; 0 is none. The policy reads the chain of an entry through View, so
-// that only the pool stores it.
-type Policy interface {
-	// Access records one look-up of a chain. The policy does not retain u.
-	Access(u *Use)
-	// Insert adds entries in the order of their chain. It ignores those it already has.
-	Insert(i *Insertion)
-	// Remove removes entries that were evicted or dropped. It ignores those it does not have.
-	Remove(entries []uint32)
-	// Advise records what was told of a chain of entries. The policy does not retain a.
-	Advise(a *Advice)
+// Advisor is a policy beside a pool, which tells it what happens and asks it for victims. The
+// pool's lock is held in Insert, Remove, Victim and Class. Look-ups do not wait for it.
+//
+// Implemented by pool/advisor.
+type Advisor interface {
+	// Begin returns an empty note of a look-up, which End takes back and passes on.
+	Begin() *Note
+	End(n *Note)
+	// CatchUp passes on the notes that wait, so that a reservation right after a look-up takes it
+	// into account.
+	CatchUp()
+	// Insert passes on entries that became visible: fill describes the next run, all but its time,
+	// and reports whether more follow.
+	Insert(fill func(in *Insertion) (more bool))
+	Remove(e uint32)
 	// Victim returns the entry to evict next, of one of the kinds (a bit each), for a block with
 	// this print, 0 for no certain one. It returns 0 if there is none, or if it found none within
 	// the work allowed for one call, and Refused if that block is worth less than each of them.
 	// The victim has no child and is not held. It stays until Remove.
-	Victim(now int64, kinds uint64, print uint64, v View) uint32
-	// Class returns the name of an entry's class, as PolicyClass.Name; empty if it has none.
+	Victim(kinds, print uint64, v View) uint32
 	Class(e uint32) string
-	// Report returns the policy's state, for people and metrics. It allocates.
+	// Advise passes on advice, with the time that its wish lasts; 0: it has none.
+	Advise(a *Advice, lasts time.Duration)
 	Report() PolicyReport
+	// Learned returns what the policy has learned, at most MaxLearned bytes, nil if that is
+	// nothing; Learn takes over what it returned in an earlier process.
+	Learned() []byte
+	Learn(learned []byte) error
+	// Close ends it. Nothing may be noted afterwards.
+	Close()
 }
 
-// Refused is no entry: Policy.Victim returns it for a block that is not to be stored.
+// MaxLearned bounds what Advisor.Learned returns, in bytes.
+const MaxLearned = 1 << 20
+
+// MaxNoteBlocks bounds the leading blocks of one look-up that are noted, exceeded by a group at
+// most.
+const MaxNoteBlocks = 8 << 10
+
+// Note is one look-up. Its owner is the look-up between Begin and End, then the advisor.
+type Note struct {
+	Use    Use
+	ID     uint32 // of what the blocks have in common; the look-up's own
+	Missed bool   // it ended at a block that is not stored
+}
+
+// Refused is no entry: Victim returns it for a block that is not to be stored.
 const Refused = ^uint32(0)
 
 // View is what a policy may ask the pool while it chooses a victim.
@@ -129,7 +152,7 @@ type Cause uint8
 const (
 	ByEviction   Cause = iota + 1 // to make room
 	ByBudget                      // to keep the budget of its owner
-	ByAge                         // it lacked shards for too long
+	ByAge                         // it lacked shards
 	ByReset                       // of its space
 	ByTime                        // the time that its request gave was over, and nothing had used it
 	ByCorruption                  // its bytes did not verify

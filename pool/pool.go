@@ -205,9 +205,6 @@ type Slots interface {
 	// Stale if Epoch is not the space's, and Unwanted from the first block on that is Refusable
 	// and that the policy refuses.
 	Reserve(b *Batch)
-	// Peek sets the status that Reserve would set, and changes nothing else: Exists, InProgress, or
-	// OK where Reserve would need a slot; Invalid and Stale as Reserve. It does not touch b.Slots.
-	Peek(b *Batch)
 	// Commit ends reservations. A slot whose status is OK is committed with its Sum; any other is
 	// freed. A slot whose entry was dropped or whose epoch has passed is freed and its status
 	// becomes Stale.
@@ -220,7 +217,7 @@ type Slots interface {
 	// Probe reads a byte of every page of a slot of which a copy failed or faulted, and reports
 	// whether all could be read. The caller holds the slot by a reservation or a pin, and ends that
 	// as usual. A page that cannot be read is retired: entries on it are dropped at once, and no
-	// slot that overlaps it is allocated again.
+	// slot of its slab is allocated again.
 	Probe(s Slot) bool
 }
 
@@ -263,9 +260,7 @@ type Stats struct {
 	EvictedBytes  uint64       `json:"evicted_bytes"`
 	Dropped       uint64       `json:"dropped" metric:"pool_dropped_total"` // as corrupt, or by a reset
 	Reassigned    uint64       `json:"slabs_reassigned"`                    // given to another class
-	Moved         uint64       `json:"moved"`                               // slots copied for that
-	MovedBytes    uint64       `json:"moved_bytes"`
-	Busy          uint64       `json:"busy"` // reservations refused
+	Busy          uint64       `json:"busy"`                                // reservations refused
 	Bad           BadMemory    `json:"bad"`
 	Classes       []ClassStats `json:"classes"`
 	Policy        PolicyReport `json:"eviction"`

@@ -203,16 +203,16 @@ func checkEventAfterDeath(b *bench) {
 	c := devicetest.Start(b, f.WithoutPid(), 1, devicetest.Spec{Regions: []int64{1 << 20}, Events: 1})
 	c.Do(devicetest.Op{Kind: devicetest.Hold})
 	c.Do(devicetest.Op{Kind: devicetest.Record})
-	event := []cudaipc.Wait{{Peer: 1, Event: 0, Revoke: cudaipc.None}}
-	if c.Poll(event[0]).Fired {
+	event := cudaipc.Wait{Peer: 1, Event: 0, Revoke: cudaipc.None}
+	if c.Poll(event).Fired {
 		b.Fatal("an event after a waiting stream has fired")
 	}
 	c.Kill()
-	fact, death, state := "never fires", time.Now(), make([]cudaipc.State, 1)
+	fact, death := "never fires", time.Now()
 	for fact == "never fires" && time.Since(death) < deadEvent {
-		if err := d.Poll(event, state); err != nil {
+		if state, err := d.Poll(event); err != nil {
 			fact = err.Error()
-		} else if state[0].Fired {
+		} else if state.Fired {
 			fact = "fires"
 		}
 		time.Sleep(lookEvery)

@@ -57,11 +57,9 @@ func (th *thread) pollWanted(t *task, event uint32) (cudaipc.State, pool.Status)
 
 // poll reads the job's words through the device. Loads have no revocation word.
 func (th *thread) poll(t *task, event uint32) (cudaipc.State, error) {
-	wait := [1]cudaipc.Wait{{Peer: th.w.cfg.Peer, Event: event, Revoke: cudaipc.None, Step: t.job.Step}}
+	wait := cudaipc.Wait{Peer: th.w.cfg.Peer, Event: event, Revoke: cudaipc.None, Step: t.job.Step}
 	if t.job.Kind == Save {
-		wait[0].Revoke = t.job.Revoke
+		wait.Revoke = t.job.Revoke
 	}
-	var state [1]cudaipc.State
-	err := th.w.cfg.Device.Poll(wait[:], state[:])
-	return state[0], err
+	return th.w.cfg.Device.Poll(wait)
 }

@@ -46,13 +46,13 @@ func (th *thread) batches(t *task, ops batchOps) {
 		switch {
 		case ok:
 			status = th.launch(t, &c, lane, ops)
-		case th.inFlight() > 0:
+		case len(th.begun) > 0:
 			status = th.finishOldest(t, ops, pool.OK)
 		default:
 			status = Cancelled // cancelled while it waited for a lane
 		}
 	}
-	for th.inFlight() > 0 {
+	for len(th.begun) > 0 {
 		status = th.finishOldest(t, ops, status)
 	}
 	if status != pool.OK {
@@ -114,13 +114,10 @@ func (th *thread) batch(t *task, p *part) pool.Batch {
 	}
 }
 
-// inFlight returns the number of batches that have begun and not finished.
-func (th *thread) inFlight() int { return len(th.begun) + len(th.checking) }
-
 // nextLane returns a lane for the next batch if it can begin now. If no batch is in flight it waits
 // for a lane, and returns false only if the job has ended.
 func (th *thread) nextLane(t *task) (*ticket, bool) {
-	if th.inFlight() == 0 {
+	if len(th.begun) == 0 {
 		return th.lane(t)
 	}
 	if len(th.begun) == th.w.cfg.Limits.Batches {

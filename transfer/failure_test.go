@@ -12,7 +12,7 @@ import (
 // TestCorruptIsDropped flips one bit in the pool. Without content checksums it is not detected.
 func TestCorruptIsDropped(t *testing.T) {
 	for _, integrity := range []Integrity{Full, Header} {
-		s := newNode(t, 64, false).join(t, func(c *Config) { c.Integrity = integrity })
+		s := newNode(t, 64).join(t, func(c *Config) { c.Integrity = integrity })
 		s.fill(0, 3)
 		arena, _ := s.pool.Arena()
 		b := pool.Batch{Space: s.space, Hashes: pool.Chain(chain(1, 1), hashLen), Status: make([]pool.Status, 1),
@@ -37,7 +37,7 @@ func TestCorruptIsDropped(t *testing.T) {
 }
 
 func TestFullPoolIsBusy(t *testing.T) {
-	s := newNode(t, 4, false).join(t, nil)
+	s := newNode(t, 4).join(t, nil)
 	s.fill(0, 4)
 	b := pool.Batch{Space: s.space, Hashes: pool.Chain(chain(0, 4), hashLen), Status: make([]pool.Status, 4),
 		Slots: make([]pool.Slot, 4)}
@@ -49,7 +49,7 @@ func TestFullPoolIsBusy(t *testing.T) {
 
 // TestStaleJobs expects a job of an epoch that is over to touch nothing.
 func TestStaleJobs(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	s.fill(0, 2)
 	if _, err := s.pool.ResetSpace(s.space); err != nil {
 		t.Fatal(err)
@@ -77,11 +77,11 @@ func (b *broken) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	return b.Device.Copy(c)
 }
 
-func (b *broken) Poll(w []cudaipc.Wait, s []cudaipc.State) error {
+func (b *broken) Poll(w cudaipc.Wait) (cudaipc.State, error) {
 	if b.poll != nil {
-		return b.poll
+		return cudaipc.State{}, b.poll
 	}
-	return b.Device.Poll(w, s)
+	return b.Device.Poll(w)
 }
 
 func (b *broken) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
@@ -103,7 +103,7 @@ func TestDeviceThatFails(t *testing.T) {
 		"copy": {copy: cudaipc.ErrPeer}, "done": {done: cudaipc.ErrPeer}, "poll": {poll: cudaipc.ErrPeer},
 		"bad": {bad: true},
 	} {
-		n := newNode(t, 64, false)
+		n := newNode(t, 64)
 		n.join(t, nil).fill(0, 2)
 		b.Device = n.host
 		s := n.join(t, func(c *Config) { c.Device = b })
@@ -128,7 +128,7 @@ func TestDeviceThatFails(t *testing.T) {
 
 // TestPeerThatWasClosed sends jobs for a peer that the device has closed.
 func TestPeerThatWasClosed(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	if err := s.host.Close(s.peer); err != nil {
 		t.Fatal(err)
 	}
@@ -139,14 +139,14 @@ func TestPeerThatWasClosed(t *testing.T) {
 // TestRegionsThatAreTooSmall expects a layout that reaches beyond the imported regions to fail
 // block by block.
 func TestRegionsThatAreTooSmall(t *testing.T) {
-	s := newNode(t, 64, false).join(t, func(c *Config) { c.Held[0].Layout.Groups[0].NumBlocks = 1 << 20 })
+	s := newNode(t, 64).join(t, func(c *Config) { c.Held[0].Layout.Groups[0].NumBlocks = 1 << 20 })
 	s.finish(save(1, section(0, 2, 1<<19)), Failed)
 	s.finish(save(2, section(0, 2, 0)), pool.OK)
 }
 
 // TestBatchesAreBounded counts the blocks of each copy.
 func TestBatchesAreBounded(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	count := &counting{Device: n.host}
 	s := n.join(t, func(c *Config) {
 		c.Device, c.Limits = count, DefaultLimits
@@ -166,7 +166,7 @@ func TestBatchesAreBounded(t *testing.T) {
 // TestBatchesOfSmallPiecesAreBounded expects a layout of as many pieces as are allowed to be
 // copied, in copies that a device takes.
 func TestBatchesOfSmallPiecesAreBounded(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	count := &counting{Device: n.host}
 	s := n.join(t, func(c *Config) {
 		c.Device = count
@@ -201,7 +201,7 @@ func (c *counting) Copy(x *cudaipc.Copy) (cudaipc.Ticket, error) {
 // without room end the section; those after them, which could not be found, do not evict its
 // beginning.
 func TestLongSaveKeepsItsOwnPrefix(t *testing.T) {
-	s := newNode(t, 8, false).join(t, func(c *Config) {
+	s := newNode(t, 8).join(t, func(c *Config) {
 		c.Limits = DefaultLimits
 		c.Limits.BatchBytes = 4 * blockSize
 	})

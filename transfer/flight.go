@@ -1,6 +1,8 @@
 package transfer
 
 import (
+	"slices"
+
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer/pace"
@@ -40,34 +42,29 @@ func (th *thread) launch(t *task, c *cursor, lane *ticket, ops batchOps) pool.St
 		th.recycle(f)
 		return status
 	}
-	f.pace = th.urgency(t)
-	th.w.cfg.Pacer.Begin(f.pace, f.bytes())
-	t.clock.begin()
-	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
-	th.begun = append(th.begun, f)
+	th.begin(t, f, th.urgency(t), f.bytes())
 	return pool.OK
 }
 
-// finishOldest waits for the oldest copy in flight, and finishes its batch or begins its check,
-// during which the next copies continue. It finishes the oldest batch being checked instead when
-// there are Limits.Batches of them, or no copy is in flight.
+// begin gives the device the copy of a flight.
+func (th *thread) begin(t *task, f *flight, urgency pace.Urgency, bytes int64) {
+	f.pace = urgency
+	th.w.cfg.Pacer.Begin(f.pace, bytes)
+	t.clock.begin()
+	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
+	th.begun = append(th.begun, f)
+}
+
+// finishOldest waits for the oldest copy in flight, checks a sample of its blocks, and finishes its
+// batch. The next copies continue meanwhile.
 func (th *thread) finishOldest(t *task, ops batchOps, before pool.Status) pool.Status {
-	list := &th.checking
-	if len(th.begun) > 0 && len(th.checking) < th.w.cfg.Limits.Batches {
-		f := th.begun[0]
-		th.awaitCopy(t, f)
-		if before == pool.OK && !th.ended(t) && th.check(f) || len(th.checking) > 0 {
-			th.begun = append(th.begun[:0], th.begun[1:]...)
-			th.checking = append(th.checking, f)
-			th.w.cfg.Lanes.leave(f.lane)
-			f.lane = nil
-			return before
-		}
-		list = &th.begun
+	f := th.begun[0]
+	th.awaitCopy(t, f)
+	if before == pool.OK && !th.ended(t) {
+		th.check(f)
 	}
-	f := (*list)[0]
 	status := ops.finish(t, f, before)
-	*list = append((*list)[:0], (*list)[1:]...)
+	th.begun = append(th.begun[:0], th.begun[1:]...)
 	th.recycle(f)
 	return status
 }
@@ -90,10 +87,7 @@ func (th *thread) spare() *flight {
 
 // recycle keeps a finished flight for reuse.
 func (th *thread) recycle(f *flight) {
-	if f.lane != nil {
-		th.w.cfg.Lanes.leave(f.lane)
-		f.lane = nil
-	}
+	th.leaveLane(f)
 	th.spares = append(th.spares, f)
 }
 
@@ -125,26 +119,40 @@ func (th *thread) add(f *flight, p *part, b *pool.Batch, isStaged bool) (all boo
 	return all
 }
 
-// awaitCopy waits without a time limit for the flight's copy to end. It marks the blocks that were
-// not copied, and of a load those that differ from what was stored, and keeps the sums of the
-// others.
+func (th *thread) leaveLane(f *flight) {
+	if f.lane != nil {
+		th.w.cfg.Lanes.leave(f.lane)
+		f.lane = nil
+	}
+}
+
+// awaitCopy waits for the flight's copy to end. It marks the blocks that were not copied, and of a
+// load those that differ from what was stored, and keeps the sums of the others.
 func (th *thread) awaitCopy(t *task, f *flight) {
+	bad := th.copied(t, f)
+	for i := range bad {
+		if bad[i] {
+			f.status[i] = th.failureStatus(&f.slots[i], f.copy.Dir)
+		}
+	}
+	if th.kind == Load {
+		verify(f)
+	}
+}
+
+// copied waits without a time limit for the flight's copy to end, and keeps its sums. It returns
+// which elements of the copy did not arrive; nil: all have.
+func (th *thread) copied(t *task, f *flight) (bad []bool) {
 	th.enter(Copying)
 	d, err := th.outcome(f.ticket, f.err)
 	t.clock.end(d.SumTime)
 	th.w.cfg.Pacer.Ended(f.pace)
-	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks) // a block without its sum counts as not copied
-	for i := range f.status {
-		if err != nil || short || (d.Bad != nil && d.Bad[i]) {
-			f.status[i] = th.failureStatus(&f.slots[i], f.copy.Dir)
-		}
+	th.leaveLane(f)
+	if n := len(f.copy.Blocks); err != nil || f.copy.Sum && len(d.Sums) != n { // what has no sum was not copied
+		return slices.Repeat([]bool{true}, n)
 	}
-	if short {
-		return
-	}
-	if f.sums = d.Sums; th.kind == Load {
-		verify(f)
-	}
+	f.sums = d.Sums
+	return d.Bad
 }
 
 // failureStatus returns the status of a block that was not copied. If the pool cannot read its

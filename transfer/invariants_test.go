@@ -6,13 +6,14 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
+	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
 )
 
 // TestSaveWaitsForItsEvent submits a save while the kernel that computes its block still runs.
 func TestSaveWaitsForItsEvent(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	s.write(3, 1)
 	letGo := s.hold(func() { s.write(3, 2) })
 	s.stream.SetStep(5)
@@ -32,7 +33,7 @@ func TestSaveWaitsForItsEvent(t *testing.T) {
 
 // TestSaveWaitsForTheEventBehindTheStep expects a save not to begin at the step word alone.
 func TestSaveWaitsForTheEventBehindTheStep(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	s.stream.SetStep(5)
 	letGo := s.hold(func() { s.write(3, 2) })
 	s.stream.Record(0)
@@ -46,10 +47,23 @@ func TestSaveWaitsForTheEventBehindTheStep(t *testing.T) {
 	s.expect(9, 2, "bytes from before the event were stored")
 }
 
+// firesForTheDead is a device on which all events have fired, as on a driver where those of a dead
+// process fire.
+type firesForTheDead struct{ cudaipc.Device }
+
+func (d firesForTheDead) Poll(w cudaipc.Wait) (cudaipc.State, error) {
+	s, err := d.Device.Poll(w)
+	s.Fired = true
+	return s, err
+}
+
 // TestNothingUnfinishedIsStored kills an engine in the middle of a step, on a device where its
 // events then fire.
 func TestNothingUnfinishedIsStored(t *testing.T) {
-	n := newNode(t, 64, true)
+	n := newNodeOn(t, 64, func(fd int, size int64) (cudaipc.Device, error) {
+		d, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
+		return firesForTheDead{d}, err
+	})
 	engine := devicetest.HostEngine(t, devicetest.Spec{Regions: []int64{blocks * blockSize}, Events: 1}, cudaipc.KindFD)
 	im, err := engine.Import(0)
 	if err != nil {
@@ -103,7 +117,7 @@ func TestNothingUnfinishedIsStored(t *testing.T) {
 
 // TestLoadWaitsForTheStepInFlight loads a block while a kernel of the step in flight still writes
 // to it.
-func TestLoadWaitsForTheStepInFlight(t *testing.T) { loadWaits(t, newNode(t, 64, false)) }
+func TestLoadWaitsForTheStepInFlight(t *testing.T) { loadWaits(t, newNode(t, 64)) }
 
 // TestLoadWaitsForTheStepInFlightBehindAMover, which is asked for the event, as a GPU's is.
 func TestLoadWaitsForTheStepInFlightBehindAMover(t *testing.T) {
@@ -137,7 +151,7 @@ func loadWaits(t *testing.T, n *node) {
 // flight.
 func TestCompletionComesBehindTheCopy(t *testing.T) {
 	for _, kind := range []Kind{Save, Load} {
-		n := newNode(t, 64, false)
+		n := newNode(t, 64)
 		g := newGate(n.host)
 		s := n.join(t, func(c *Config) { c.Device = g })
 		s.write(3, 1)
@@ -165,7 +179,7 @@ func (s *station) fill(from, n int) {
 // TestChecksumIsBoundToTheKey exchanges two slots with their sums, so that each block is whole, and
 // wrong.
 func TestChecksumIsBoundToTheKey(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	n.join(t, nil).fill(0, 2)
 	s := n.join(t, func(c *Config) { c.Slots = mixedUp{n.pool} })
 	s.submit(load(1, section(0, 2, 8)))
@@ -191,7 +205,7 @@ func TestCancelIsAFence(t *testing.T) {
 }
 
 func cancelWhileCopying(t *testing.T, kind Kind, batches int) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
 	n.join(t, nil).fill(0, 8)
 	g := newGate(n.host)
@@ -230,7 +244,7 @@ func cancelWhileCopying(t *testing.T, kind Kind, batches int) {
 // TestNextBatchesAreUnderWay expects the device to have as many batches as are allowed, before the
 // first of them has ended, and their blocks to be whole, and in their places.
 func TestNextBatchesAreUnderWay(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
 	limits := DefaultLimits
 	limits.BatchBytes, limits.Batches = 2*blockSize, 3
@@ -257,7 +271,7 @@ func TestNextBatchesAreUnderWay(t *testing.T) {
 
 // TestOneLaneOneBatch expects batches after the first to begin only while a lane is free.
 func TestOneLaneOneBatch(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	n.lanes = NewLanes(1, DefaultLimits.SaveAge, nil)
 	g := newGate(n.host)
 	s := n.join(t, func(c *Config) { c.Device, c.Limits = g, DefaultLimits; c.Limits.BatchBytes = blockSize })
@@ -270,7 +284,7 @@ func TestOneLaneOneBatch(t *testing.T) {
 // TestRevokedWithBatchesUnderWay expects nothing of a revoked save's batches to be stored, neither
 // of the first nor of the last, and no batch to begin after them.
 func TestRevokedWithBatchesUnderWay(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
 	g := newGate(n.host)
 	limits := DefaultLimits
@@ -290,7 +304,7 @@ func TestRevokedWithBatchesUnderWay(t *testing.T) {
 
 // TestRevokedIsNotStored revokes a save while it is copied, and overwrites its block.
 func TestRevokedIsNotStored(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	g := newGate(n.host)
 	s := n.join(t, func(c *Config) { c.Device = g })
 	s.write(3, 1)
@@ -333,7 +347,7 @@ func (c *clearing) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, 
 // batches end. It expects them to be dropped all the same: the engine may have used their blocks
 // since.
 func TestRevocationIsNotTakenBack(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
 	c := &clearing{gate: newGate(n.host)}
 	limits := DefaultLimits
@@ -355,7 +369,7 @@ func TestRevocationIsNotTakenBack(t *testing.T) {
 
 // TestEpochIsCheckedAtCommit resets the space while a save is copied.
 func TestEpochIsCheckedAtCommit(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	g := newGate(n.host)
 	s := n.join(t, func(c *Config) { c.Device = g })
 	s.submit(save(1, section(0, 4, 3)))
@@ -374,7 +388,7 @@ func TestEpochIsCheckedAtCommit(t *testing.T) {
 
 // TestEpochEndsWhileASaveWaits resets the space between submission and event.
 func TestEpochEndsWhileASaveWaits(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	letGo := s.hold(func() {})
 	s.stream.Record(0)
 	job := save(1, section(0, 4, 3))

@@ -13,7 +13,7 @@ import (
 // TestJobsThatCannotBe expects each impossible job to be refused with an error that says where, and
 // the worker to continue.
 func TestJobsThatCannotBe(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	one := func(change func(*Section)) Job {
 		sec := section(0, 4, 0)
 		change(&sec)
@@ -40,7 +40,7 @@ func TestJobsThatCannotBe(t *testing.T) {
 }
 
 func TestNumberInUse(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	letGo := s.hold(func() {})
 	s.stream.Record(0)
 	job := save(1, section(0, 1, 0))
@@ -56,7 +56,7 @@ func TestNumberInUse(t *testing.T) {
 
 // TestLargestJob has as many blocks and sections as there may be.
 func TestLargestJob(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	var sections []Section
 	for i := range ipc.MaxSections {
 		sec := section(i*128, 128, 0)
@@ -78,7 +78,7 @@ func TestLargestJob(t *testing.T) {
 // TestTheSameTwiceInOneJob expects a key that is twice in a save to be stored once, and one that is
 // twice in a load to fill two blocks.
 func TestTheSameTwiceInOneJob(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	s.write(1, 1)
 	s.submit(save(1, section(0, 1, 1), section(0, 1, 1)))
 	c := s.completion()

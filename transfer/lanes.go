@@ -130,7 +130,7 @@ func (th *thread) urgency(t *task) pace.Urgency {
 // it does not wait: nextLane begins no further one then. It returns OK, or the status of the blocks
 // that are left: a save that was revoked or cancelled meanwhile takes nothing from the budget.
 func (th *thread) awaitPace(t *task) pool.Status {
-	if th.inFlight() > 0 || th.w.cfg.Pacer.May() || th.urgency(t) == pace.Urgent {
+	if len(th.begun) > 0 || th.w.cfg.Pacer.May() || th.urgency(t) == pace.Urgent {
 		return pool.OK
 	}
 	th.enter(WaitingPace)

@@ -38,7 +38,7 @@ func paced(t *testing.T, change func(*Config)) (*station, *still) {
 	p := pace.New(pace.MinRate, clock.Now)
 	p.Begin(pace.Save, 100*pace.MinRate)
 	p.Ended(pace.Save)
-	s := newNode(t, 64, false).join(t, func(c *Config) {
+	s := newNode(t, 64).join(t, func(c *Config) {
 		c.Pacer = p
 		if change != nil {
 			change(c)
@@ -164,7 +164,7 @@ func TestPacedBatches(t *testing.T) {
 		}
 		p := pace.New(setting, clock.Now)
 		var device *sizes
-		s := newNode(t, many, false).join(t, func(c *Config) {
+		s := newNode(t, many).join(t, func(c *Config) {
 			device = &sizes{Device: c.Device}
 			c.Device, c.Pacer = device, p
 		})
@@ -195,7 +195,7 @@ func TestPacerSeesCopies(t *testing.T) {
 	clock := &still{now: time.Unix(1000, 0)}
 	p := pace.New(pace.Auto, clock.Now)
 	var g *gate
-	s := newNode(t, 64, false).join(t, func(c *Config) {
+	s := newNode(t, 64).join(t, func(c *Config) {
 		g = newGate(c.Device)
 		c.Device, c.Pacer = g, p
 	})
@@ -231,7 +231,7 @@ func TestPacerSeesStagedLoads(t *testing.T) {
 		engine.Steps([]pace.Step{{Begin: begin, End: clock.Now(), Requests: 1}})
 		clock.pass(10 * time.Millisecond)
 	}
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	g := &stageGate{Device: n.host, before: func(int, *cudaipc.Copy) { step() }}
 	s := n.join(t, func(c *Config) {
 		c.Device, c.Pacer, c.Limits = g, p, DefaultLimits

@@ -95,7 +95,7 @@ func (r *rank) finish(kind Kind, block uint32, want pool.Status) {
 // once with memory that is mapped, once with memory reached in the process.
 func TestTwoRanksTwoGroups(t *testing.T) {
 	for _, kind := range []cudaipc.Kind{cudaipc.KindFD, cudaipc.KindPeer} {
-		n := newNode(t, 1000, false)
+		n := newNode(t, 1000)
 		ranks := []*rank{n.rank(t, 0, kind), n.rank(t, 1, kind)}
 		for i, r := range ranks {
 			r.do(devicetest.Op{Kind: devicetest.LaunchFill, Region: 1, Len: rankBlocks * small, Seed: uint64(i)})

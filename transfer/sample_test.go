@@ -387,7 +387,7 @@ func sampleStation(t *testing.T, n *node, change func(*Config)) (*station, *held
 // acknowledgement after that has ended.
 func TestCancelWaitsForSums(t *testing.T) {
 	for _, kind := range []Kind{Save, Load} {
-		n := newNode(t, 64, false)
+		n := newNode(t, 64)
 		n.join(t, nil).fill(0, 4)
 		s, held := sampleStation(t, n, nil)
 		job := save(1, section(100, 4, 0))
@@ -409,7 +409,7 @@ func TestCancelWaitsForSums(t *testing.T) {
 // sums too.
 func TestDoneWaitsForSums(t *testing.T) {
 	for _, kind := range []Kind{Save, Load} {
-		n := newNode(t, 64, false)
+		n := newNode(t, 64)
 		n.join(t, nil).fill(0, 4)
 		s, held := sampleStation(t, n, nil)
 		job := save(1, section(100, 4, 0))
@@ -428,7 +428,7 @@ func TestDoneWaitsForSums(t *testing.T) {
 // TestSampleOfARevokedSave revokes a save while its block is summed, and overwrites it. That is no
 // mismatch.
 func TestSampleOfARevokedSave(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	s, held := sampleStation(t, n, func(c *Config) {
 		c.Sampling.Mismatch = func(m Mismatch) { t.Errorf("told of a mismatch of blocks that were dropped: %+v", m) }
 	})
@@ -446,21 +446,21 @@ func TestSampleOfARevokedSave(t *testing.T) {
 	}
 }
 
-// TestCopiesGoOnBesideSums expects the device to have the next copies while the first batches are
+// TestCopiesGoOnBesideSums expects the device to have the next copy while the first batch is
 // summed.
 func TestCopiesGoOnBesideSums(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	n.lanes = NewLanes(3, DefaultLimits.SaveAge, nil)
 	s, held := sampleStation(t, n, func(c *Config) { c.Limits.BatchBytes, c.Limits.Batches = blockSize, 2 })
 	for b := range uint32(10) {
 		s.write(b, 1000+uint64(b))
 	}
 	s.submit(save(1, section(0, 10, 0)))
-	for i := range 4 { // two batches are summed, two copied
+	for i := range 2 { // one batch is summed, one copied
 		select {
 		case <-held.copies:
 		case <-time.After(patience):
-			t.Fatalf("%d copies have begun while the first sum is under way, want 4: the device waits for the sum", i)
+			t.Fatalf("%d copies have begun while the first sum is under way, want 2: the device waits for it", i)
 		}
 	}
 	held.during(s, "while sums stand still", func() {})
@@ -482,7 +482,7 @@ func TestSamplesThatAreNotMade(t *testing.T) {
 		"late":    func(c *Config) { c.Limits.SampleWait = 1 },
 		"refused": func(c *Config) { c.Device = &noSums{Device: c.Device} },
 	} {
-		s := newNode(t, 64, false).join(t, func(c *Config) {
+		s := newNode(t, 64).join(t, func(c *Config) {
 			arena, _ := c.Slots.(interface{ Arena() ([]byte, int) }).Arena()
 			c.Limits, c.Sampling = patientSamples(), Sampling{Every: 1, Arena: arena}
 			change(c)
@@ -575,7 +575,7 @@ func TestPickerTakesOneOfEach(t *testing.T) {
 // TestSampleAcrossSmallJobs expects jobs that are shorter than a row to be checked as often as long
 // ones.
 func TestSampleAcrossSmallJobs(t *testing.T) {
-	s := newNode(t, 64, false).join(t, func(c *Config) {
+	s := newNode(t, 64).join(t, func(c *Config) {
 		arena, _ := c.Slots.(interface{ Arena() ([]byte, int) }).Arena()
 		c.Limits, c.Sampling = patientSamples(), Sampling{Every: 5, Arena: arena}
 	})

@@ -13,30 +13,7 @@ func (th *thread) save(t *task) {
 		t.setFrom(0, pool.Stale)
 		return
 	}
-	if th.allStored(t) {
-		return
-	}
 	th.batches(t, batchOps{th.beginSave, th.finishSave})
-}
-
-// allStored reports whether nothing of the job needs a copy, because every block is stored or being
-// stored. The job is then completed without waiting.
-func (th *thread) allStored(t *task) bool {
-	number := 0
-	for i := range t.job.Sections {
-		s := &t.job.Sections[i]
-		for h := range th.w.held {
-			b := th.batch(t, &part{section: s, held: h, to: s.Hashes.N, first: t.index(h, number)})
-			th.w.cfg.Slots.Peek(&b)
-			for _, status := range b.Status {
-				if status != pool.Exists && status != pool.InProgress {
-					return false
-				}
-			}
-		}
-		number += s.Hashes.N
-	}
-	return number > 0
 }
 
 // beginSave reserves slots for the batch, of each part up to the first block without room.

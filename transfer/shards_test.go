@@ -49,7 +49,7 @@ func (s *station) expectCells(block uint32, seed uint64, shards ...uint8) {
 // TestAJobIsAboutAllShards: workers that hold other shards than the saver load its blocks, and the
 // shards of a block may come from several savers.
 func TestAJobIsAboutAllShards(t *testing.T) {
-	n := newNode(t, 256, false)
+	n := newNode(t, 256)
 	whole, low, high := n.join(t, cells(0, 1, 2, 3)), n.join(t, cells(1, 0)), n.join(t, cells(3, 2))
 	const many = 17
 	for i := range uint32(many) {
@@ -81,7 +81,7 @@ func TestAJobIsAboutAllShards(t *testing.T) {
 
 // TestABlockHasTheWorstStatusOfItsShards: one shard of one block is damaged in the pool.
 func TestABlockHasTheWorstStatusOfItsShards(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	s, low := n.join(t, cells(0, 1, 2, 3)), n.join(t, cells(0, 1))
 	for i := range uint32(3) {
 		s.write(i, uint64(i))
@@ -124,7 +124,7 @@ func (a *asked) Reserve(b *pool.Batch) {
 // the shards after the first one neither search nor store anything.
 func TestOneShardLooksForRoom(t *testing.T) {
 	const room, many = 8, 20
-	n := newNode(t, room, false)
+	n := newNode(t, room)
 	a := &asked{n.pool, make(map[uint8]int)}
 	s := n.join(t, func(c *Config) {
 		cells(0, 1, 2, 3)(c)
@@ -148,7 +148,7 @@ func TestOneShardLooksForRoom(t *testing.T) {
 
 // TestShardsThatCannotBeHeld are refused at the start of a worker.
 func TestShardsThatCannotBeHeld(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	for want, change := range map[string]func(*Config){
 		"7 blocks of shard 1, 256 of": func(c *Config) { c.Held[1].Layout.Groups[0].NumBlocks = 7 },
 	} {

@@ -89,7 +89,7 @@ func (l *staged) ranges(i int) []stagedRange { return l.held[l.where[i].held][l.
 func (th *thread) copyStages(t *task, l *staged) pool.Status {
 	var c stageCursor
 	l.skip(&c)
-	for c.stage < l.count || th.inFlight() > 0 {
+	for c.stage < l.count || len(th.begun) > 0 {
 		more := c.stage < l.count
 		lane, ok := (*ticket)(nil), false
 		if more {
@@ -99,7 +99,7 @@ func (th *thread) copyStages(t *task, l *staged) pool.Status {
 		switch {
 		case ok:
 			th.launchStage(t, l, &c, lane)
-		case th.inFlight() > 0:
+		case len(th.begun) > 0:
 			status = th.finishStage(t, l)
 		default:
 			status = Cancelled // cancelled while it waited for a lane
@@ -109,7 +109,7 @@ func (th *thread) copyStages(t *task, l *staged) pool.Status {
 		}
 		if status != pool.OK {
 			l.over = true
-			for th.inFlight() > 0 {
+			for len(th.begun) > 0 {
 				_ = th.finishStage(t, l)
 			}
 			return status
@@ -158,30 +158,22 @@ func (th *thread) launchStage(t *task, l *staged, c *stageCursor, lane *ticket) 
 		c.rng++
 	}
 	f.landed = c.stage
-	f.pace = pace.Urgent
-	th.w.cfg.Pacer.Begin(f.pace, 0)
-	t.clock.begin()
-	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
-	th.begun = append(th.begun, f)
+	th.begin(t, f, pace.Urgent, 0)
 }
 
 // finishStage waits for the oldest copy, keeps its sums, and counts the stages that it completes.
 func (th *thread) finishStage(t *task, l *staged) pool.Status {
-	th.enter(Copying)
 	f := th.begun[0]
 	th.begun = append(th.begun[:0], th.begun[1:]...)
 	defer th.recycle(f)
-	d, err := th.outcome(f.ticket, f.err)
-	t.clock.end(d.SumTime)
-	th.w.cfg.Pacer.Ended(f.pace)
-	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks)
+	bad := th.copied(t, f)
 	result := pool.OK
 	for i, block := range f.number {
 		switch {
-		case err != nil || short || (d.Bad != nil && d.Bad[i]):
+		case bad != nil && bad[i]:
 			l.status[block] = th.failureStatus(&l.slots[block], cudaipc.Scatter)
 		case f.copy.Sum:
-			l.rangeSums[f.at[i]] = d.Sums[i]
+			l.rangeSums[f.at[i]] = f.sums[i]
 		}
 		if l.status[block] != pool.OK {
 			result = Cancelled

@@ -92,7 +92,7 @@ func (g *stageGate) SetWord(id cudaipc.PeerID, off, value uint64) error {
 // from 0 on in it.
 func withGate(t *testing.T, stored int, before func(s *station, n int, c *cudaipc.Copy)) (*station, *stageGate) {
 	t.Helper()
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	var s *station
 	g := &stageGate{Device: n.host}
 	g.before = func(n int, c *cudaipc.Copy) { before(s, n, c) }
@@ -168,7 +168,7 @@ func TestStagedCopyOfOtherBytes(t *testing.T) {
 // TestStagesAfterAFailedOne has two copies of one stage in flight, of which the first fails. It
 // expects the stage not to count when the second ends.
 func TestStagesAfterAFailedOne(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	g := &stageGate{Device: n.host, before: func(n int, c *cudaipc.Copy) {
 		if n == 0 {
 			c.Runs[0].Region = 9 // which is not there
@@ -242,7 +242,7 @@ func TestStagedLoadAwaitsTheStep(t *testing.T) {
 // TestStagedLoadIsSampled has every block checked and expects wrong bytes in the engine's memory to
 // be found, although every stage has counted.
 func TestStagedLoadIsSampled(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	var s *station
 	g := &stageGate{Device: n.host, before: func(int, *cudaipc.Copy) {}}
 	found := 0
@@ -274,7 +274,7 @@ func (m *misplacing) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 func TestStagesOfAllKinds(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for round := range 20 {
-		s := newNode(t, 64, false).join(t, func(c *Config) {
+		s := newNode(t, 64).join(t, func(c *Config) {
 			c.Limits = DefaultLimits
 			c.Limits.BatchBytes = 1 + random.Int64N(4*blockSize)
 			if round%4 == 0 {
@@ -311,7 +311,7 @@ func TestStagesAreRefused(t *testing.T) {
 			t.Errorf("%s: %v, want ErrInvalid", what, err)
 		}
 	}
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	s.fill(0, 1)
 	for what, change := range map[string]func(*Job){
 		"a save":                   func(j *Job) { j.Kind = Save },

@@ -33,10 +33,10 @@ type node struct {
 	peers cudaipc.PeerID
 }
 
-func newNode(t *testing.T, poolBlocks int, fireOnDeath bool) *node {
+func newNode(t *testing.T, poolBlocks int) *node {
 	t.Helper()
 	return newNodeOn(t, poolBlocks, func(fd int, size int64) (cudaipc.Device, error) {
-		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size, FireOnDeath: fireOnDeath})
+		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
 	})
 }
 

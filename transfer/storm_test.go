@@ -45,7 +45,7 @@ func seedOf(number int, epoch uint32) uint64 { return uint64(epoch)<<20 + uint64
 func TestStorm(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	n := newNode(t, 48, false)
+	n := newNode(t, 48)
 	epoch, reset := &atomic.Uint32{}, &sync.Mutex{}
 	epoch.Store(1)
 	var engines sync.WaitGroup

@@ -38,14 +38,12 @@ type thread struct {
 	counts Counts
 
 	// The thread's own: reused from batch to batch.
-	parts []part
-	slots []pool.Slot
-	begun []*flight // batches with copies in flight, oldest first
-	// batches whose copies have ended that are being checked, or follow one; oldest first
-	checking []*flight
-	spares   []*flight // for reuse
-	picker   *picker
-	summed   []summed
+	parts  []part
+	slots  []pool.Slot
+	begun  []*flight // batches in flight, oldest first
+	spares []*flight // for reuse
+	picker *picker
+	summed []summed
 }
 
 func (th *thread) signal() {

@@ -47,7 +47,7 @@ func TestTimesOfStages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const step, lane, copied, sums, report = 20 * time.Millisecond, 70 * time.Millisecond, 200 * time.Millisecond,
 			600 * time.Millisecond, 1500 * time.Millisecond
-		n := newNode(t, 64, false)
+		n := newNode(t, 64)
 		n.lanes = NewLanes(1, DefaultLimits.SaveAge, nil)
 		s := n.join(t, func(c *Config) {
 			c.Device = &lateDevice{Device: n.host, copy: copied, sums: sums}

@@ -10,40 +10,10 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestStoredIsToldAtOnce expects a save of stored blocks not to wait for its event.
-func TestStoredIsToldAtOnce(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
-	s.fill(0, 4)
-	s.hold(func() {})
-	s.stream.Record(0)
-	job := save(1, section(0, 4, 0))
-	job.Event = 0
-	s.finish(job, pool.Exists)
-}
-
-// TestStoringElsewhereIsToldAtOnce expects blocks that another engine is storing to be reported
-// before the job's own step has ended.
-func TestStoringElsewhereIsToldAtOnce(t *testing.T) {
-	n := newNode(t, 64, false)
-	g := newGate(n.host)
-	first, second := n.join(t, func(c *Config) { c.Device = g }), n.join(t, nil)
-	first.submit(save(1, section(0, 2, 3)))
-	g.during(first, "the first save", func() {
-		letGo := second.hold(func() {})
-		defer letGo()
-		second.stream.Record(0)
-		job := save(1, section(0, 2, 5))
-		job.Event = 0
-		second.finish(job, pool.InProgress)
-	})
-	g.open()
-	first.ends(1, pool.OK)
-}
-
 // TestTwoEnginesStoreOnce expects an engine to be told at once that another one copies the same
 // blocks, and to hold nothing.
 func TestTwoEnginesStoreOnce(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	g := newGate(n.host)
 	first, second := n.join(t, func(c *Config) { c.Device = g }), n.join(t, nil)
 	first.write(3, 1)
@@ -63,7 +33,7 @@ func TestTwoEnginesStoreOnce(t *testing.T) {
 }
 
 func TestFullQueueIsBusy(t *testing.T) {
-	s := newNode(t, 64, false).join(t, func(c *Config) { c.Limits = DefaultLimits; c.Limits.Queue = 3 })
+	s := newNode(t, 64).join(t, func(c *Config) { c.Limits = DefaultLimits; c.Limits.Queue = 3 })
 	letGo := s.hold(func() {})
 	s.stream.Record(0)
 	job := func(id uint64) Job {
@@ -97,7 +67,7 @@ func TestFullQueueIsBusy(t *testing.T) {
 // TestQueueOfLargeJobsIsBusy expects jobs to be counted by their blocks too, because those take
 // memory, and one job to have a place always.
 func TestQueueOfLargeJobsIsBusy(t *testing.T) {
-	s := newNode(t, 64, false).join(t, func(c *Config) { c.Limits = DefaultLimits; c.Limits.QueueBlocks = 5 })
+	s := newNode(t, 64).join(t, func(c *Config) { c.Limits = DefaultLimits; c.Limits.QueueBlocks = 5 })
 	letGo := s.hold(func() {})
 	s.stream.Record(0)
 	job := func(id uint64, blocks int) Job {
@@ -128,7 +98,7 @@ func TestQueueOfLargeJobsIsBusy(t *testing.T) {
 // TestCancelInTheQueue expects a job that has not begun to be cancelled though the one before it
 // waits.
 func TestCancelInTheQueue(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	letGo := s.hold(func() {})
 	s.stream.Record(0)
 	first, second := load(1, section(0, 1, 0)), load(2, section(0, 2, 0))
@@ -152,7 +122,7 @@ func TestCancelInTheQueue(t *testing.T) {
 
 // TestCancelWhileWaitingForALane expects the same of a job that waits for other workers' copies.
 func TestCancelWhileWaitingForALane(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	n.lanes = NewLanes(1, time.Second, nil)
 	s := n.join(t, nil)
 	other := n.lanes.enter(Load)
@@ -168,7 +138,7 @@ func TestCancelWhileWaitingForALane(t *testing.T) {
 }
 
 func TestRevokedWhileWaiting(t *testing.T) {
-	s := newNode(t, 64, false).join(t, nil)
+	s := newNode(t, 64).join(t, nil)
 	s.hold(func() {})
 	s.stream.Record(0)
 	job := save(1, section(0, 1, 0))
@@ -184,7 +154,7 @@ func TestRevokedWhileWaiting(t *testing.T) {
 func TestEventThatNeverComes(t *testing.T) {
 	for _, kind := range []Kind{Save, Load} {
 		synctest.Test(t, func(t *testing.T) {
-			s := newNode(t, 64, false).join(t, nil)
+			s := newNode(t, 64).join(t, nil)
 			s.write(1, 1)
 			s.hold(func() {})
 			s.stream.Record(0)
@@ -207,7 +177,7 @@ func TestEventThatNeverComes(t *testing.T) {
 // TestCloseCompletesEveryJob expects Close to complete the jobs in the queues, the one that waits,
 // and the one whose copy is in flight.
 func TestCloseCompletesEveryJob(t *testing.T) {
-	n := newNode(t, 64, false)
+	n := newNode(t, 64)
 	g := newGate(n.host)
 	s := n.join(t, func(c *Config) { c.Device = g })
 	for id := uint64(1); id <= 10; id++ {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
 )
@@ -30,8 +31,8 @@ func TestRanksHold(t *testing.T) {
 			now := time.Unix(1_000, 0)
 			p, err := dram.Open(dram.Options{
 				Bytes: 256 * blockBytes, SlabBytes: 64 << 10, HugePages: dram.Off,
-				Policy: evict.Named(evict.HazardName),
-				Clock:  func() time.Time { return now }, HashSeed: 1,
+				Advisor: advisor.New(evict.Named(evict.HazardName), func() time.Time { return now }),
+				Clock:   func() time.Time { return now }, HashSeed: 1,
 			})
 			check(t, err)
 			w := &world{t: t, pool: p}

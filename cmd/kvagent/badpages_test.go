@@ -139,7 +139,7 @@ func TestAgentMeetsABadPage(t *testing.T) {
 			if third.Saved != 0 {
 				t.Errorf("%+v afterwards", third)
 			}
-			if b := statusOf(t, dir).Pool.Bad; b.Pages != 1 || b.Bytes != 4096 || b.Dropped != 1 {
+			if b := statusOf(t, dir).Pool.Bad; b.Pages != 1 || b.Bytes != 1<<20 || b.Dropped != 1 {
 				t.Errorf("status %+v", b)
 			}
 			if !strings.Contains(log.String(), "a page of the pool cannot be read") {

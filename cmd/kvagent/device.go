@@ -30,7 +30,7 @@ func moverCommand() *cobra.Command {
 }
 
 // openDevice opens the devices of this node over the pool's arena; the caller keeps its descriptor.
-func openDevice(s *serveSettings, arenaFD int, size int64, log *zap.Logger) (*node.Node, error) {
+func openDevice(s *serveSettings, arena []byte, arenaFD int, log *zap.Logger) (*node.Node, error) {
 	kind := s.device
 	if kind == settings.DeviceCUDA {
 		if err := probeCUDA(); err != nil {
@@ -38,7 +38,7 @@ func openDevice(s *serveSettings, arenaFD int, size int64, log *zap.Logger) (*no
 		}
 	}
 	base := mover.Options{
-		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: size, Populate: true, Node: -1,
+		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: int64(len(arena)), Node: -1,
 		Kill: moverKill,
 	}
 	o := node.Options{NoGPU: "the agent was started with --device host"}
@@ -48,7 +48,7 @@ func openDevice(s *serveSettings, arenaFD int, size int64, log *zap.Logger) (*no
 			zap.Int("gpus", node.CountGPUs()))
 	}
 	var err error
-	o.Host, err = openHost(kind, base)
+	o.Host, err = openHost(kind, arena, base)
 	if err != nil {
 		return nil, err
 	}
@@ -65,9 +65,9 @@ func moverOfGPU(base mover.Options, log *zap.Logger) func(cudaipc.UUID) (cudaipc
 	}
 }
 
-func openHost(kind string, base mover.Options) (cudaipc.Device, error) {
+func openHost(kind string, arena []byte, base mover.Options) (cudaipc.Device, error) {
 	if kind != settings.DeviceHostMover {
-		return host.Open(host.Options{ArenaFD: base.ArenaFD, ArenaSize: base.ArenaSize, Populate: true})
+		return host.Open(host.Options{Arena: arena})
 	}
 	m, err := mover.New(base)
 	if err != nil {
@@ -124,8 +124,7 @@ func (g *gpuLog) informed(i cudaipc.CUDAInfo) {
 	g.mu.Unlock()
 	if !known {
 		g.log.Info("a GPU is open", zap.Stringer("gpu", i.GPU), zap.String("type", i.Name), zap.Int("driver", i.Driver),
-			zap.Bool("batch_call", i.Batch), zap.String("kernel_limits",
-				fmt.Sprintf("stack %d, printing %d, heap %d bytes", i.Limits.Stack, i.Limits.Printing, i.Limits.Heap)))
+			zap.Bool("batch_call", i.Batch))
 	}
 	g.pinning(&was, &i)
 }

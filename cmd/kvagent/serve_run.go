@@ -22,6 +22,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
@@ -59,8 +60,8 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	logPool(p, s, log)
 	cfg.Abandoned = abandoned
 	pages.Go(func() { logPages(p, log) })
-	_, fd := p.Arena()
-	device, err := openDevice(s, fd, p.Info().Bytes, log)
+	arena, fd := p.Arena()
+	device, err := openDevice(s, arena, fd, log)
 	if err != nil {
 		return err
 	}
@@ -116,7 +117,7 @@ func serveError(err error) error {
 }
 
 func openPool(s *serveSettings, h *history.History, log *zap.Logger) (*dram.Pool, error) {
-	o := dram.Options{Bytes: s.pool, Policy: evict.Named(s.eviction), Path: s.dramPath, Left: h.Left}
+	o := dram.Options{Bytes: s.pool, Advisor: advisor.New(evict.Named(s.eviction), nil), Path: s.dramPath, Left: h.Left}
 	rare := agent.Rarely(log)
 	o.BadPage = func(page dram.BadPage) {
 		rare.Error("a page of the pool cannot be read: it is not used any more", zap.Int64("offset", page.Off),
@@ -132,6 +133,7 @@ func openPool(s *serveSettings, h *history.History, log *zap.Logger) (*dram.Pool
 	o.Nodes, _ = s.gpuNodes()
 	p, err := dram.Open(o)
 	if err != nil {
+		o.Advisor.Close()
 		err = fmt.Errorf("pool: %s: %w", settings.FormatSize(s.pool), err)
 	}
 	if errors.Is(err, pool.ErrTooLarge) {
@@ -188,7 +190,7 @@ func logPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 	log.Info("pool file", zap.String("path", r.Path), zap.Bool("new", r.New), zap.Int("blocks", r.Entries),
 		zap.Int("spaces", r.Spaces),
 		zap.Int("damaged", r.Damaged), zap.Int("stale", r.Stale), zap.Int("partial", r.Partial),
-		zap.Int("lost_headers", r.Lost), zap.Int("bad_pages", r.BadPages), zap.Duration("took", r.Took))
+		zap.Int("lost_headers", r.Lost), zap.Duration("took", r.Took))
 }
 
 // logAbandoned logs other pool files in the directory that no agent uses: they hold memory until

@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -32,8 +33,6 @@ type Device struct {
 	gpu      driver.GPU
 	ctx      *driver.Context
 
-	limits cudaipc.CUDALimits
-
 	opener, asker *driver.Role
 	lanes         [2]*lane // by Direction
 	pins          *pins
@@ -55,9 +54,8 @@ const Built = true
 
 // Open opens a GPU for peers. Close(AllPeers) releases everything.
 func Open(o Options) (*Device, error) {
-	if err := o.complete(); err != nil {
-		return nil, err
-	}
+	o.PinPiece, o.Ring = cmp.Or(o.PinPiece, DefaultPinPiece), cmp.Or(o.Ring, DefaultRing)
+	o.InFlight = cmp.Or(o.InFlight, DefaultInFlight)
 	gpu, err := FindGPU(o.GPU)
 	if err != nil {
 		return nil, err
@@ -85,10 +83,7 @@ func (d *Device) open(o *Options) (err error) {
 	if d.opener, err = driver.StartRole(d.ctx); err != nil {
 		return err
 	}
-	d.opener.Do(func() {
-		d.ctx.Lower()
-		d.limits.Stack, d.limits.Printing, d.limits.Heap = d.ctx.Limits()
-	})
+	d.opener.Do(d.ctx.Lower)
 	if d.asker, err = driver.StartRole(d.ctx); err != nil {
 		return err
 	}

@@ -5,37 +5,11 @@ package cuda
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
-
-// complete fills in the defaults and checks the limits.
-func (o *Options) complete() error {
-	if o.PinPiece == 0 {
-		o.PinPiece = DefaultPinPiece
-	}
-	if o.Ring == 0 {
-		o.Ring = DefaultRing
-	}
-	if o.InFlight == 0 {
-		o.InFlight = DefaultInFlight
-	}
-	if page := int64(os.Getpagesize()); o.PinPiece < MinPinPiece || o.PinPiece%page != 0 {
-		return fmt.Errorf("option PinPiece: %d bytes, want %d or more and a multiple of %d: %w", o.PinPiece,
-			MinPinPiece, page, cudaipc.ErrRange)
-	}
-	if o.Ring < MinRing {
-		return fmt.Errorf("option Ring: %d bytes, want %d or more: %w", o.Ring, MinRing, cudaipc.ErrRange)
-	}
-	if o.InFlight < o.Ring {
-		return fmt.Errorf("option InFlight: %d bytes, want those of the ring, %d, or more: %w", o.InFlight, o.Ring,
-			cudaipc.ErrRange)
-	}
-	return nil
-}
 
 // FindGPU finds a GPU, or a MIG instance, by its UUID among those that this process sees.
 func FindGPU(id cudaipc.UUID) (driver.GPU, error) {

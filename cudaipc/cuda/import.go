@@ -61,12 +61,10 @@ func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
 	for left := im.Regions; len(left) > 0; {
 		n := pieces(left)
 		r, err := d.openRegion(p, im, left[:n])
-		if err == nil {
-			p.Regions[left[0].ID], err = r, im.CheckCancelled()
-		}
 		if err != nil {
 			return fmt.Errorf("region %d: %w", left[0].ID, err)
 		}
+		p.Regions[left[0].ID] = r
 		left = left[n:]
 	}
 	if err := d.openWords(p, im); err != nil {
@@ -102,7 +100,7 @@ func (d *Device) openRegion(p *peer, im *cudaipc.Import, parts []cudaipc.Region)
 	case r.Kind == cudaipc.KindCUDA:
 		return d.openHandle(p, r)
 	case r.Kind == cudaipc.KindCUDAFD:
-		return d.openVirtual(p, im, parts)
+		return d.openVirtual(p, parts)
 	case r.Kind == cudaipc.KindFD && im.Sync != nil && im.Sync.Region == r.ID:
 		mem, err := cudaipc.MapFD(r.FD, int64(r.Size))
 		return &cudaipc.Opened{Size: r.Size, Mem: mem}, err
@@ -181,9 +179,6 @@ func (d *Device) openWords(p *peer, im *cudaipc.Import) error {
 		}
 		p.events = append(p.events, e)
 		d.imports.Add(1)
-		if err := im.CheckCancelled(); err != nil {
-			return err
-		}
 	}
 	return nil
 }
@@ -229,7 +224,7 @@ func (p *peer) closeRest() {
 
 // openVirtual maps the pieces of a region side by side. The region may end within the last
 // granule of its last piece.
-func (d *Device) openVirtual(p *peer, im *cudaipc.Import, parts []cudaipc.Region) (*cudaipc.Opened, error) {
+func (d *Device) openVirtual(p *peer, parts []cudaipc.Region) (*cudaipc.Opened, error) {
 	granule, err := d.ctx.Granularity()
 	if err != nil {
 		return nil, err
@@ -246,7 +241,7 @@ func (d *Device) openVirtual(p *peer, im *cudaipc.Import, parts []cudaipc.Region
 	if err != nil {
 		return nil, err
 	}
-	if err = fill(v, im, parts, granule); err == nil {
+	if err = fill(v, parts, granule); err == nil {
 		err = d.ctx.Allow(v.Start, v.Size)
 	}
 	if err != nil {
@@ -257,13 +252,10 @@ func (d *Device) openVirtual(p *peer, im *cudaipc.Import, parts []cudaipc.Region
 	return &cudaipc.Opened{Size: size, Addr: uint64(v.Start)}, nil
 }
 
-func fill(v *driver.Range, im *cudaipc.Import, parts []cudaipc.Region, granule uint64) error {
+func fill(v *driver.Range, parts []cudaipc.Region, granule uint64) error {
 	for i := range parts {
 		if err := mapPiece(v, &parts[i], driver.Whole(parts[i].Size, granule)); err != nil {
 			return fmt.Errorf("piece %d of %d: %w", i, len(parts), err)
-		}
-		if err := im.CheckCancelled(); err != nil {
-			return err
 		}
 	}
 	return nil

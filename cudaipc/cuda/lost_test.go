@@ -33,8 +33,9 @@ func TestCUDALostDevice(t *testing.T) {
 	}
 	why := d.judge(&driver.Error{Call: "cuEventQuery", Code: 700})
 	for name, err := range map[string]error{
-		"the call": why, "Import": d.Import(cudaipc.Import{Peer: 1}), "Poll": d.Poll(nil, nil), "Close": d.Close(1),
-		"Copy": second(d.Copy(&cudaipc.Copy{})), "Done": third(d.Done(1, time.Second)),
+		"the call": why, "Import": d.Import(cudaipc.Import{Peer: 1}), "Close": d.Close(1),
+		"Poll": second(d.Poll(cudaipc.Wait{})), "Copy": second(d.Copy(&cudaipc.Copy{})),
+		"Done":         third(d.Done(1, time.Second)),
 		"Close of all": d.Close(cudaipc.AllPeers),
 	} {
 		if !errors.Is(err, cudaipc.ErrLost) || !strings.Contains(err.Error(), "cuEventQuery") {

@@ -16,8 +16,6 @@ const (
 	DefaultRing     = 32 << 20
 	DefaultInFlight = 256 << 20        // bytes of copies in flight, per direction
 	MaxPinCall      = 10 * time.Second // a longer call that pins a piece is reported as a refusal
-	MinPinPiece     = 1 << 16          // bytes; a multiple of the page
-	MinRing         = 1 << 16          // bytes
 )
 
 // CopyPath is a way to copy between a GPU and pinned memory.
@@ -48,9 +46,9 @@ type Options struct {
 	ArenaFD   int
 	ArenaSize int64
 
-	PinPiece int64    // bytes
+	PinPiece int64    // bytes, a multiple of the page; it and the next two are for tests
 	Ring     int64    // bytes
-	InFlight int64    // bytes
+	InFlight int64    // bytes, at least those of the ring
 	Path     CopyPath // for all runs that it can copy, in place of FlatPath and RowsPath: for measurements
 	NoPin    bool     // all copies go through the rings, as after a refusal: for tests
 }

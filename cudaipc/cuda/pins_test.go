@@ -22,7 +22,7 @@ func TestCUDAPartlyPinned(t *testing.T) {
 	})
 	devicetest.Pinned(t, inner.Device.(*cuda.Device))
 	b := newBench(t, devicetest.Spec{Regions: []int64{pieces * piece}}, func(o *cuda.Options) {
-		o.Arena, o.PinPiece, o.Ring = outer.Arena[:pieces*piece], piece, cuda.MinRing
+		o.Arena, o.PinPiece, o.Ring = outer.Arena[:pieces*piece], piece, 1<<16
 	})
 	b.arena = outer.Arena
 	devicetest.Pinned(t, b.device)

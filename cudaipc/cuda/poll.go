@@ -8,46 +8,37 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
-	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-// asking is one event to ask, for states[state].
-type asking struct {
-	peer  *peer
-	event driver.Event
-	state int
-	fired bool
-	err   error
-}
-
-// Poll answers each wait now. It reads the words first, without the driver. It asks an event only
-// if the awaited step has been reached and the peer is alive: the answer for an event of a dead
-// process is undefined. So the pending events of a dead process never fire.
-func (d *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
+// Poll answers a wait now. It reads the words first, without the driver. It asks an event only if
+// the awaited step has been reached and the peer is alive: the answer for an event of a dead
+// process is undefined. So the pending events of a dead process never fire. It reads the words
+// again if the event has fired: they now are what the engine's stream wrote before it.
+func (d *Device) Poll(w cudaipc.Wait) (s cudaipc.State, err error) {
 	if err := d.alive(); err != nil {
-		return err
+		return s, err
 	}
 	d.table.RLock()
 	defer d.table.RUnlock()
-	var ask []asking
-	for i := range waits {
-		p, err := d.table.PeerLocked(waits[i].Peer)
-		if err != nil {
-			return err
-		}
-		wanted, err := p.readWords(&waits[i], &states[i])
-		if err != nil {
-			return err
-		}
-		if wanted {
-			ask = append(ask, asking{peer: p, event: p.events[waits[i].Event], state: i})
-		}
+	p, err := d.table.PeerLocked(w.Peer)
+	if err != nil {
+		return s, err
 	}
-	if len(ask) == 0 {
-		return nil
+	wanted, err := p.readWords(&w, &s)
+	if err != nil || !wanted {
+		return s, err
 	}
-	d.asker.Do(func() { askEvents(ask) })
-	return d.answers(ask, waits, states)
+	fired := false
+	d.asker.Do(func() { fired, err = p.events[w.Event].Fired() })
+	if err := d.judge(err); err != nil {
+		return s, fmt.Errorf("peer %d: event %d: %w: %w", p.ID, w.Event, err, cudaipc.ErrPeer)
+	}
+	if fired {
+		w.Event = cudaipc.None
+		err = p.PollWords(&w, &s)
+		s.Fired = err == nil
+	}
+	return s, err
 }
 
 // SetWord writes a word of a peer's sync region.
@@ -72,34 +63,6 @@ func (p *peer) readWords(w *cudaipc.Wait, s *cudaipc.State) (wanted bool, err er
 	}
 	s.Fired = false
 	return s.Step >= w.Step && !p.Dead(), nil
-}
-
-// askEvents asks the driver. The asker calls it.
-func askEvents(ask []asking) {
-	for i := range ask {
-		ask[i].fired, ask[i].err = ask[i].event.Fired()
-	}
-}
-
-// answers puts the driver's answers into the states. It reads the words of a fired event again:
-// they now are what the engine's stream wrote before the event.
-func (d *Device) answers(ask []asking, waits []cudaipc.Wait, states []cudaipc.State) error {
-	for i := range ask {
-		a := &ask[i]
-		if err := d.judge(a.err); err != nil {
-			return fmt.Errorf("peer %d: event %d: %w: %w", a.peer.ID, waits[a.state].Event, err, cudaipc.ErrPeer)
-		}
-		if !a.fired {
-			continue
-		}
-		words := waits[a.state]
-		words.Event = cudaipc.None
-		if err := a.peer.PollWords(&words, &states[a.state]); err != nil {
-			return err
-		}
-		states[a.state].Fired = true
-	}
-	return nil
 }
 
 // watchMemory opens the process's statm, which shows whether it still has its memory. Where statm

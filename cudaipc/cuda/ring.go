@@ -232,7 +232,7 @@ func (p *pins) fillInfo(i *cudaipc.CUDAInfo) {
 func (d *Device) Info() cudaipc.CUDAInfo {
 	i := cudaipc.CUDAInfo{
 		Name: d.gpu.Name, GPU: cudaipc.UUID(d.gpu.UUID), Driver: driver.Version(), Batch: driver.HasBatch(),
-		Limits: d.limits, Imports: d.imports.Load(), Arena: int64(len(d.arena)),
+		Imports: d.imports.Load(), Arena: int64(len(d.arena)),
 	}
 	d.pins.fillInfo(&i)
 	for _, l := range d.lanes {

@@ -18,17 +18,17 @@ import (
 
 // Host opens the host device with an arena of arenaSize bytes. Regions are of the given kind:
 // cudaipc.KindFD or cudaipc.KindPeer. The test's end closes everything.
-func Host(t T, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool) Fixture {
+func Host(t T, arenaSize int64, kind cudaipc.Kind) Fixture {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	host, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: arenaSize, FireOnDeath: fireOnDeath})
+	host, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: arenaSize})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { closeDevice(t, host) })
 	engine := func(t T, s Spec) Engine { return HostEngine(t, s, kind) }
-	return Fixture{Device: host, Arena: arena, FireOnDeath: fireOnDeath, Engine: engine}
+	return Fixture{Device: host, Arena: arena, Engine: engine}
 }
 
 // newArena returns an arena as this process sees it, until the test ends, and its descriptor, which

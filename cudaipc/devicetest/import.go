@@ -22,7 +22,7 @@ func testImportAndClose(t T, f Fixture) {
 	if _, err := f.Device.Copy(&cudaipc.Copy{Peer: 7}); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("Copy after Close: %v, want ErrPeer", err)
 	}
-	err := f.Device.Poll([]cudaipc.Wait{{Peer: 7, Event: cudaipc.None, Revoke: cudaipc.None}}, make([]cudaipc.State, 1))
+	_, err := f.Device.Poll(cudaipc.Wait{Peer: 7, Event: cudaipc.None, Revoke: cudaipc.None})
 	if !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("Poll after Close: %v, want ErrPeer", err)
 	}
@@ -172,7 +172,7 @@ func testWordsOutOfRange(t T, f Fixture) {
 		{Peer: 1, Event: cudaipc.None, Revoke: 4},
 		{Peer: 1, Event: cudaipc.None - 1, Revoke: cudaipc.None},
 	} {
-		if err := f.Device.Poll([]cudaipc.Wait{w}, make([]cudaipc.State, 1)); !errors.Is(err, cudaipc.ErrRange) {
+		if _, err := f.Device.Poll(w); !errors.Is(err, cudaipc.ErrRange) {
 			t.Errorf("Poll of %+v: %v, want ErrRange", w, err)
 		}
 	}

@@ -34,19 +34,13 @@ func Mover(open mover.OpenDevice) {
 	os.Exit(0)
 }
 
-// MoverFixture returns Host in a mover. change may change its options, or be nil.
-func MoverFixture(t T, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool,
-	change func(*mover.Options)) Fixture {
+// MoverFixture returns Host in a mover. change may change its options.
+func MoverFixture(t T, arenaSize int64, kind cudaipc.Kind, change func(*mover.Options)) Fixture {
 	t.Helper()
-	mover, arena := OpenMover(t, arenaSize, func(o *mover.Options) {
-		o.FireOnDeath = fireOnDeath
-		if change != nil {
-			change(o)
-		}
-	})
+	mover, arena := OpenMover(t, arenaSize, change)
 	t.Cleanup(func() { closeDevice(t, mover) })
 	engine := func(t T, s Spec) Engine { return HostEngine(t, s, kind) }
-	return Fixture{Device: mover, Arena: arena, FireOnDeath: fireOnDeath, Engine: engine}
+	return Fixture{Device: mover, Arena: arena, Engine: engine}
 }
 
 // OpenMover returns a mover of the host device, whose options change may change, and its arena. The

@@ -133,11 +133,11 @@ func (c *Session) Copy(copy *cudaipc.Copy) cudaipc.Done {
 func (c *Session) Poll(w cudaipc.Wait) cudaipc.State {
 	c.t.Helper()
 	w.Peer = c.peer
-	var s [1]cudaipc.State
-	if err := c.Device.Poll([]cudaipc.Wait{w}, s[:]); err != nil {
+	s, err := c.Device.Poll(w)
+	if err != nil {
 		c.t.Fatalf("Poll: %v", err)
 	}
-	return s[0]
+	return s
 }
 
 // Until polls until good returns true.

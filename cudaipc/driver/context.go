@@ -61,18 +61,6 @@ func (c *Context) Lower() {
 	}
 }
 
-// Limits returns the context's limits of kernels, bytes: stack of a thread, print buffer, heap.
-// -1: unknown.
-func (c *Context) Limits() (stack, printing, heap int64) {
-	of := func(limit cu.Limit) int64 {
-		if bytes, err := cu.Limits(limit); err == nil {
-			return bytes
-		}
-		return -1
-	}
-	return of(cu.StackSize), of(cu.PrintfFIFOSize), of(cu.MallocHeapSize)
-}
-
 // Memory returns the GPU's free memory, over all processes, and its total, bytes.
 func (c *Context) Memory() (free, total int64, err error) {
 	free, total, err = cu.MemInfo()

@@ -6,74 +6,42 @@ import (
 	"math"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// populatePiece is how many bytes one call populates. The kernel holds the address space's lock
-// meanwhile: with more, every mmap of the process, the runtime's included, would wait for
-// milliseconds.
-const populatePiece = 2 << 20
-
 // Options of a host device.
 type Options struct {
-	ArenaFD   int   // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after Open
-	ArenaSize int64 // bytes
-	// FireOnDeath decides about pending events of a process that died: true, they fire; false,
-	// they never do. CUDA drivers have done both.
-	FireOnDeath bool
-	// Populate maps all of the arena's pages in the background, so that first copies do not pay
-	// for it. It takes the memory.
-	Populate bool
+	// Arena is mapped memory, which stays the caller's, and mapped until Close(AllPeers). If it is
+	// nil, the device maps ArenaSize bytes of ArenaFD, which may be closed after Open.
+	Arena     []byte
+	ArenaFD   int
+	ArenaSize int64
 }
 
-// Device is the device on shared memory. It maps its arena and the regions of its peers into this
+// Device is the device on shared memory. It maps the regions of its peers into this
 // process, or reaches their memory by process_vm_readv. A peer that changes its memory can only
 // make its own blocks bad: pagefault.Guard turns the SIGBUS of a file that was truncated under the
 // mapping, or that has no page left, into the end of the copy. A seal against shrinking would not
 // cover the second case, nor memory of libraries that do not seal.
 type Device struct {
-	arena     []byte
-	onDeath   bool
-	populated chan struct{} // closed when the populating goroutine has ended
-	stop      chan struct{} // closed to end it
-
-	table cudaipc.Table[*peer]
+	arena    []byte
+	ownArena bool // mapped here
+	table    cudaipc.Table[*peer]
 }
 
 var _ cudaipc.Device = (*Device)(nil)
 
 // Open maps the arena. Close(AllPeers) frees everything.
 func Open(o Options) (*Device, error) {
-	arena, err := cudaipc.MapFD(o.ArenaFD, o.ArenaSize)
-	if err != nil {
-		return nil, fmt.Errorf("arena: %w", err)
+	h := &Device{arena: o.Arena, ownArena: o.Arena == nil}
+	if h.ownArena {
+		var err error
+		if h.arena, err = cudaipc.MapFD(o.ArenaFD, o.ArenaSize); err != nil {
+			return nil, fmt.Errorf("arena: %w", err)
+		}
 	}
-	h := &Device{arena: arena, onDeath: o.FireOnDeath, populated: make(chan struct{}), stop: make(chan struct{})}
 	h.table.Init()
-	if o.Populate {
-		go h.populate()
-	} else {
-		close(h.populated)
-	}
 	return h, nil
-}
-
-// populate maps the arena's pages up to the first refusal; the others are mapped when touched.
-func (h *Device) populate() {
-	defer close(h.populated)
-	for off := 0; off < len(h.arena); off += populatePiece {
-		select {
-		case <-h.stop:
-			return
-		default:
-		}
-		piece := h.arena[off:min(off+populatePiece, len(h.arena))]
-		if unix.Madvise(piece, unix.MADV_POPULATE_WRITE) != nil {
-			return
-		}
-	}
 }
 
 // Close closes a peer, or with AllPeers the device.
@@ -82,28 +50,21 @@ func (h *Device) Close(id cudaipc.PeerID) error {
 	for _, p := range closing {
 		p.close()
 	}
-	if err != nil || id != cudaipc.AllPeers {
+	if err != nil || id != cudaipc.AllPeers || !h.ownArena {
 		return err
 	}
-	close(h.stop)
-	<-h.populated
 	return cudaipc.Unmap(h.arena)
 }
 
-// Poll answers each wait now. It stops at the first error.
-func (h *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
+// Poll answers a wait now.
+func (h *Device) Poll(w cudaipc.Wait) (cudaipc.State, error) {
 	h.table.RLock()
 	defer h.table.RUnlock()
-	for i := range waits {
-		p, err := h.table.PeerLocked(waits[i].Peer)
-		if err == nil {
-			err = p.Poll(&waits[i], &states[i])
-		}
-		if err != nil {
-			return err
-		}
+	p, err := h.table.PeerLocked(w.Peer)
+	if err != nil {
+		return cudaipc.State{}, err
 	}
-	return nil
+	return p.Poll(&w)
 }
 
 // SetWord writes a word of a peer's sync region.
@@ -146,7 +107,7 @@ func (h *Device) Import(im cudaipc.Import) error {
 	defer im.CloseRegions()
 	p := &peer{}
 	err := p.Prepare(&im)
-	p.Proof, p.FireOnDeath = im.Proof, h.onDeath
+	p.Proof = im.Proof
 	if err == nil {
 		err = p.open(&im)
 	}
@@ -161,12 +122,9 @@ func (h *Device) Import(im cudaipc.Import) error {
 }
 
 func (p *peer) open(im *cudaipc.Import) error {
-	watch := p.FireOnDeath
+	watch := false
 	for i := range im.Regions {
 		r := &im.Regions[i]
-		if err := im.CheckCancelled(); err != nil {
-			return err
-		}
 		opened, err := openRegion(r, im.Pid)
 		if err != nil {
 			return fmt.Errorf("region %d: %w", r.ID, err)

@@ -36,7 +36,7 @@ func openHost(t *testing.T) *Device {
 	t.Helper()
 	fd := memfd(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	h, err := Open(Options{ArenaFD: fd, ArenaSize: arenaSize, Populate: true})
+	h, err := Open(Options{ArenaFD: fd, ArenaSize: arenaSize})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestPeerCutsOffItsWords(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	poll := func() error { return h.Poll([]cudaipc.Wait{{Event: 0, Revoke: 0}}, make([]cudaipc.State, 1)) }
+	poll := func() error { _, err := h.Poll(cudaipc.Wait{Event: 0, Revoke: 0}); return err }
 	if err := poll(); err != nil {
 		t.Fatal(err)
 	}

@@ -25,16 +25,13 @@ func TestHostDevice(t *testing.T) {
 	for _, variant := range []struct {
 		name string
 		kind cudaipc.Kind
-		fire bool
 	}{
-		{"Mapped", cudaipc.KindFD, false},
-		{"MappedFireOnDeath", cudaipc.KindFD, true},
-		{"Peer", cudaipc.KindPeer, false},
-		{"PeerFireOnDeath", cudaipc.KindPeer, true},
+		{"Mapped", cudaipc.KindFD},
+		{"Peer", cudaipc.KindPeer},
 	} {
 		t.Run(variant.name, func(t *testing.T) {
 			devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
-				return devicetest.Host(t, devicetest.MinArena, variant.kind, variant.fire)
+				return devicetest.Host(t, devicetest.MinArena, variant.kind)
 			})
 		})
 	}

@@ -20,10 +20,10 @@ func BenchmarkCalls(b *testing.B) {
 		var f devicetest.Fixture
 		open := func(b *testing.B) {
 			if variant.moved {
-				f = devicetest.MoverFixture(b, devicetest.MinArena, cudaipc.KindFD, false,
+				f = devicetest.MoverFixture(b, devicetest.MinArena, cudaipc.KindFD,
 					func(o *mover.Options) { o.AskEvents = variant.ask })
 			} else {
-				f = devicetest.Host(b, devicetest.MinArena, cudaipc.KindFD, false)
+				f = devicetest.Host(b, devicetest.MinArena, cudaipc.KindFD)
 			}
 			im, err := f.Engine(b, devicetest.Spec{Regions: []int64{64 << 20}, Events: 1}).Import(1)
 			if err == nil {
@@ -35,10 +35,10 @@ func BenchmarkCalls(b *testing.B) {
 		}
 		b.Run("Poll/"+variant.name, func(b *testing.B) {
 			open(b)
-			waits, states := []cudaipc.Wait{{Peer: 1, Event: 0, Revoke: cudaipc.None}}, make([]cudaipc.State, 1)
 			for b.Loop() {
-				if err := f.Device.Poll(waits, states); err != nil || !states[0].Fired {
-					b.Fatal(err, states)
+				s, err := f.Device.Poll(cudaipc.Wait{Peer: 1, Event: 0, Revoke: cudaipc.None})
+				if err != nil || !s.Fired {
+					b.Fatal(err, s)
 				}
 			}
 		})

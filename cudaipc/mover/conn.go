@@ -26,7 +26,6 @@ const (
 const (
 	packetMore byte = iota // the message goes on
 	packetLast             // the message ends here
-	packetDrop             // the message is incomplete: discard it
 )
 
 // errWire is wrapped by errors of malformed messages.
@@ -78,8 +77,12 @@ func (c *conn) send(msg []byte, fds []int, deadline time.Time) error {
 		if n == len(msg) && f == len(fds) {
 			kind = packetLast
 		}
-		if err := c.packet(kind, msg[:n], fds[:f]); err != nil {
-			return c.dropped(err, first)
+		err := c.packet(kind, msg[:n], fds[:f])
+		if first && (errors.Is(err, unix.ETOOMANYREFS) || errors.Is(err, unix.EBADF)) {
+			return fmt.Errorf("%w: %w", errNotSent, err) // the kernel refused to carry its descriptors
+		}
+		if err != nil {
+			return err
 		}
 		msg, fds = msg[n:], fds[f:]
 	}
@@ -88,19 +91,6 @@ func (c *conn) send(msg []byte, fds []int, deadline time.Time) error {
 
 // errNotSent reports that the other side received nothing of a message, and may be sent others.
 var errNotSent = errors.New("not sent")
-
-// dropped withdraws the sent part of a message whose descriptors the kernel refused to carry.
-func (c *conn) dropped(err error, first bool) error {
-	if !errors.Is(err, unix.ETOOMANYREFS) && !errors.Is(err, unix.EBADF) {
-		return err
-	}
-	if !first {
-		if again := c.packet(packetDrop, nil, nil); again != nil {
-			return again
-		}
-	}
-	return fmt.Errorf("%w: %w", errNotSent, err)
-}
 
 func (c *conn) packet(kind byte, part []byte, fds []int) error {
 	c.out = append(append(c.out[:0], kind), part...)
@@ -135,9 +125,6 @@ func (c *conn) receive(msg []byte) ([]byte, []int, error) {
 		switch c.in[0] {
 		case packetLast:
 			return msg, fds, nil
-		case packetDrop:
-			closeAll(fds)
-			msg, fds = msg[:0], nil
 		case packetMore:
 		default:
 			closeAll(fds)
@@ -248,16 +235,9 @@ func (c *calls) fail(err error) {
 	}
 }
 
-// call sends a request and waits for its answer, which take reads. After limit the mover is lost;
-// the wait ends when it is reaped.
-func (p *process) call(what string, limit time.Duration, msg func(number uint64) ([]byte, []int),
-	take func(*fields) error) error {
-	return p.callCancellable(nil, what, limit, msg, take)
-}
-
-// callCancellable does what call does, for a request that may be cancelled: when cancelled is
-// closed, it tells the mover, and the call has Limits.Cancel from then on.
-func (p *process) callCancellable(cancelled <-chan struct{}, what string, limit time.Duration,
+// call sends a request and waits for its answer, which take reads. After limit, or Limits.Cancel
+// after cancelled is closed, the mover is lost; the wait ends when it is reaped.
+func (p *process) call(what string, limit time.Duration, cancelled <-chan struct{},
 	msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
 	call := &call{what: what, until: p.clock.Load() + p.ticks(limit), take: take, done: make(chan struct{})}
 	number, err := p.calls.add(call)
@@ -273,24 +253,9 @@ func (p *process) callCancellable(cancelled <-chan struct{}, what string, limit 
 	case <-call.done:
 	case <-cancelled:
 		p.calls.shorten(number, p.clock.Load()+p.ticks(p.m.opts.Limits.Cancel))
-		p.cancel(call, number)
+		<-call.done
 	}
 	return call.err
-}
-
-// cancel tells the mover that a call is cancelled, and waits for the call's end. While other
-// messages are being sent, it tries again each tick.
-func (p *process) cancel(call *call, number uint64) {
-	again := time.NewTicker(p.m.opts.Limits.Tick)
-	defer again.Stop()
-	for !p.trySend(msgCancel, int64(number)) {
-		select {
-		case <-call.done:
-			return
-		case <-again.C:
-		}
-	}
-	<-call.done
 }
 
 // post sends a message. If it fails, the mover is lost, unless the error is errNotSent.
@@ -315,26 +280,24 @@ func takeAnswer(f *fields) error {
 	return err
 }
 
-// openDevice waits for the process's first message and has it open its device.
+// openDevice has the process open its device.
 func (p *process) openDevice() error {
 	o := &p.m.opts
-	return p.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
+	return p.call("open the device", o.Limits.Start, nil, func(number uint64) ([]byte, []int) {
 		return putJSON(nil, msgSetup, number, &Setup{
-			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate,
+			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize,
 		}), []int{p.m.arena}
 	}, takeAnswer)
 }
 
 func (p *process) importPeer(im *cudaipc.Import) error {
-	return p.callCancellable(im.Cancelled, fmt.Sprintf("import of peer %d", im.Peer), p.m.opts.Limits.Import,
-		func(number uint64) ([]byte, []int) {
-			return putImport(nil, number, im)
-		}, takeAnswer)
+	return p.call(fmt.Sprintf("import of peer %d", im.Peer), p.m.opts.Limits.Import, im.Cancelled,
+		func(number uint64) ([]byte, []int) { return putImport(nil, number, im) }, takeAnswer)
 }
 
 // closePeer closes a peer. The end of the process counts as the close.
 func (p *process) closePeer(id cudaipc.PeerID) error {
-	err := p.call(fmt.Sprintf("close of peer %d", id), p.m.opts.Limits.Close, func(number uint64) ([]byte, []int) {
+	err := p.call(fmt.Sprintf("close of peer %d", id), p.m.opts.Limits.Close, nil, func(number uint64) ([]byte, []int) {
 		return put32(putHead(nil, msgClose, number), uint32(id)), nil
 	}, takeAnswer)
 	if errors.As(err, new(*cudaipc.LostError)) {
@@ -343,12 +306,15 @@ func (p *process) closePeer(id cudaipc.PeerID) error {
 	return err
 }
 
-func (p *process) poll(waits []cudaipc.Wait, states []cudaipc.State) error {
-	err := p.call("poll", p.m.opts.Limits.Poll, func(number uint64) ([]byte, []int) {
-		return putPoll(nil, number, waits), nil
-	}, func(f *fields) error { return takeStates(f, states) })
+func (p *process) poll(w *cudaipc.Wait) (s cudaipc.State, err error) {
+	err = p.call("poll", p.m.opts.Limits.Poll, nil, func(number uint64) ([]byte, []int) {
+		return putPoll(nil, number, w), nil
+	}, func(f *fields) (err error) {
+		s, err = takeState(f)
+		return err
+	})
 	if errors.As(err, new(*cudaipc.LostError)) {
-		return fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
+		return s, fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
 	}
-	return err
+	return s, err
 }

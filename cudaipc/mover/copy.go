@@ -123,68 +123,38 @@ const (
 	lanesPerPeer = 3
 )
 
-// Poll answers each wait now. It reads the peers' words itself. It asks the mover for events of a
-// GPU, in one message for all waits, and only if the step word has been reached: before that the
-// answer does not depend on them.
-func (m *Mover) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
-	asked, at, proc, err := m.readWords(waits, states)
-	if err != nil || len(asked) == 0 {
-		return err
+// Poll answers a wait now. It reads the peer's words itself. It asks the mover for an event of a
+// GPU, and only if the step word has been reached: before that the answer does not depend on it.
+func (m *Mover) Poll(w cudaipc.Wait) (cudaipc.State, error) {
+	s, ask, err := m.readWords(w)
+	if err != nil || ask == nil {
+		return s, err
 	}
-	fired := make([]cudaipc.State, len(asked))
-	if err := proc.poll(asked, fired); err != nil {
-		return err
-	}
-	// After the event, so that one seen as fired proves the step that was written before it.
-	again := make([]cudaipc.Wait, len(asked))
-	for i, w := range asked {
-		again[i] = w
-		again[i].Event = cudaipc.None
-	}
-	seen := make([]cudaipc.State, len(asked))
-	if _, _, _, err := m.readWords(again, seen); err != nil {
-		return err
-	}
-	for i, to := range at {
-		seen[i].Fired = fired[i].Fired
-		states[to] = seen[i]
-	}
-	return nil
+	return ask.poll(&w)
 }
 
-// readWords reads words, and returns the waits whose events have to be asked, with their indexes.
-// All of them are of one mover.
-func (m *Mover) readWords(waits []cudaipc.Wait, states []cudaipc.State) (asked []cudaipc.Wait, at []int, proc *process,
-	err error) {
+// readWords reads the words, and returns the process whose device has to be asked; nil: none.
+func (m *Mover) readWords(w cudaipc.Wait) (s cudaipc.State, ask *process, err error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	for i := range waits {
-		w := waits[i]
-		p, err := m.peerLocked(w.Peer)
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		ask := p.asks && w.Event != cudaipc.None
-		if ask {
-			if err := p.view.CheckWait(&w); err != nil {
-				return nil, nil, nil, err
-			}
-			w.Event = cudaipc.None
-		}
-		if err := p.view.Poll(&w, &states[i]); err != nil {
-			return nil, nil, nil, err
-		}
-		if !ask {
-			continue
-		}
-		if states[i].Step < w.Step {
-			states[i].Fired = false
-			continue
-		}
-		proc = p.process
-		asked, at = append(asked, waits[i]), append(at, i)
+	p, err := m.peerLocked(w.Peer)
+	if err != nil {
+		return s, nil, err
 	}
-	return asked, at, proc, nil
+	if !p.asks || w.Event == cudaipc.None {
+		s, err = p.view.Poll(&w)
+		return s, nil, err
+	}
+	if err := p.view.CheckWait(&w); err != nil {
+		return s, nil, err
+	}
+	w.Event = cudaipc.None
+	s, err = p.view.Poll(&w)
+	if s.Step < w.Step {
+		s.Fired = false
+		return s, nil, err
+	}
+	return s, p.process, err
 }
 
 // SetWord writes a word of a peer's sync region, which this side has mapped too.

@@ -232,9 +232,8 @@ func (p *faultPlan) sample() error {
 }
 
 func (p *faultPlan) ask() error {
-	var s [1]cudaipc.State
-	err := p.mover.Poll([]cudaipc.Wait{{Peer: 1, Revoke: cudaipc.None, Step: 4}}, s[:])
-	if err == nil && !s[0].Fired {
+	s, err := p.mover.Poll(cudaipc.Wait{Peer: 1, Revoke: cudaipc.None, Step: 4})
+	if err == nil && !s.Fired {
 		p.t.Fatal("an event that has fired is said not to have")
 	}
 	return err

@@ -15,7 +15,7 @@ func TestMoverCUDADevice(t *testing.T) {
 	for name, kind := range map[string]cudaipc.Kind{"Handles": cudaipc.KindCUDA, "Pieces": cudaipc.KindCUDAFD} {
 		t.Run(name, func(t *testing.T) {
 			devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
-				f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
+				f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, func(o *mover.Options) {
 					o.Device, o.Limits = cudaipc.CUDADevice, longLimits
 				})
 				f.Engine = func(t devicetest.T, s devicetest.Spec) devicetest.Engine {

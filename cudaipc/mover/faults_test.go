@@ -23,7 +23,7 @@ const (
 	hangsInDone   = "hangs in Done"
 	hangsInImport = "hangs in Import"
 	hangsInOpen   = "hangs in its opening"
-	stopsInImport = "imports until the peer is gone"
+	slowInImport  = "imports slowly"
 	hangsInClose  = "hangs in Close"
 	hangsInPoll   = "hangs in Poll"
 	hangsInSum    = "hangs in Sum"
@@ -31,6 +31,9 @@ const (
 	doesNotOpen   = "does not open"
 	firesForAStep = "fires for steps alone" // events of waits without a step have not fired
 )
+
+// slowImport is how long slowInImport takes.
+const slowImport = 300 * time.Millisecond
 
 type faulty struct {
 	cudaipc.Device
@@ -43,7 +46,7 @@ func openFaulty(s mover.Setup) (cudaipc.Device, error) {
 	switch fault {
 	case hangsInOpen:
 		select {}
-	case hangsInCopy, hangsInDone, hangsInImport, stopsInImport, hangsInClose, hangsInPoll, hangsInSum, losesItself,
+	case hangsInCopy, hangsInDone, hangsInImport, slowInImport, hangsInClose, hangsInPoll, hangsInSum, losesItself,
 		firesForAStep:
 		s.Device = cudaipc.HostDevice
 		d, err := mover.Open(s)
@@ -80,8 +83,8 @@ func (f *faulty) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 
 func (f *faulty) Import(im cudaipc.Import) error {
 	f.is(hangsInImport)
-	if f.fault == stopsInImport {
-		<-im.Cancelled
+	if f.fault == slowInImport {
+		time.Sleep(slowImport)
 	}
 	return f.Device.Import(im)
 }
@@ -91,13 +94,11 @@ func (f *faulty) Close(p cudaipc.PeerID) error {
 	return f.Device.Close(p)
 }
 
-func (f *faulty) Poll(w []cudaipc.Wait, s []cudaipc.State) error {
+func (f *faulty) Poll(w cudaipc.Wait) (cudaipc.State, error) {
 	f.is(hangsInPoll)
-	err := f.Device.Poll(w, s)
-	for i := range s {
-		s[i].Fired = s[i].Fired && (f.fault != firesForAStep || w[i].Step > 0)
-	}
-	return err
+	s, err := f.Device.Poll(w)
+	s.Fired = s.Fired && (f.fault != firesForAStep || w.Step > 0)
+	return s, err
 }
 
 // fixture is a mover under test, with one engine of 8 MiB as peer 1.
@@ -123,7 +124,7 @@ var longLimits = mover.Limits{
 func newFixture(t *testing.T, change func(*mover.Options)) *fixture {
 	t.Helper()
 	m := &fixture{t: t, lost: map[cudaipc.PeerID][]error{}}
-	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
+	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, func(o *mover.Options) {
 		o.Limits = longLimits
 		if change != nil {
 			change(o)
@@ -213,7 +214,7 @@ func gone(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
 func (m *fixture) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
 	m.t.Helper()
 	_, err := m.mover.Copy(&cudaipc.Copy{Peer: id})
-	polled := m.mover.Poll([]cudaipc.Wait{{Peer: id, Event: 0, Revoke: 0}}, make([]cudaipc.State, 1))
+	_, polled := m.mover.Poll(cudaipc.Wait{Peer: id, Event: 0, Revoke: 0})
 	for what, err := range map[string]error{"Copy": err, "Poll": polled} {
 		var lost *cudaipc.LostError
 		if !errors.Is(err, cudaipc.ErrPeer) || !errors.As(err, &lost) || lost.Reason != reason {

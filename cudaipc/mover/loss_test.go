@@ -167,8 +167,7 @@ func TestMoverHangs(t *testing.T) {
 			o.Device, o.AskEvents, o.Limits.Poll = hangsInPoll, true, time.Second
 		})
 		m.attach(1)
-		if err := m.mover.Poll([]cudaipc.Wait{{Peer: 1, Event: 0, Revoke: 0}},
-			make([]cudaipc.State, 1)); !errors.Is(err, cudaipc.ErrPeer) {
+		if _, err := m.mover.Poll(cudaipc.Wait{Peer: 1, Event: 0, Revoke: 0}); !errors.Is(err, cudaipc.ErrPeer) {
 			t.Errorf("Poll: %v, want ErrPeer", err)
 		}
 		m.expectLost(1, cudaipc.LostCall)

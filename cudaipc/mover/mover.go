@@ -27,8 +27,6 @@ type Options struct {
 	// Informed receives the state of a GPU's device from time to time, one call at a time for
 	// each process; may be nil.
 	Informed func(cudaipc.CUDAInfo)
-	// FireOnDeath and Populate are the host device's: host.Options.
-	FireOnDeath, Populate bool
 	// AskEvents makes Poll ask the process for events. Events of a GPU's peers are always asked
 	// there; the host's are words that the agent reads by itself.
 	AskEvents bool
@@ -58,7 +56,7 @@ type Limits struct {
 	Quiet  time.Duration
 	Start  time.Duration // from the start of the process to an open device
 	Import time.Duration // one Import
-	// Cancel is the rest of a cancelled Import: its memory must be free within 2 s.
+	// Cancel is the rest of a cancelled Import, before the Close of what it has opened.
 	Cancel time.Duration
 	Close  time.Duration // one Close, mostly of a dead engine's memory, which must be free within 2 s
 	Poll   time.Duration // one Poll
@@ -72,7 +70,7 @@ type Limits struct {
 // DefaultLimits are used for every limit that is zero.
 var DefaultLimits = Limits{
 	Tick: 100 * time.Millisecond, Ping: 5 * time.Second, Quiet: 1200 * time.Millisecond, Start: time.Minute,
-	Import: 30 * time.Second, Cancel: 1200 * time.Millisecond, Close: 1500 * time.Millisecond, Poll: 5 * time.Second,
+	Import: 30 * time.Second, Cancel: 400 * time.Millisecond, Close: 1500 * time.Millisecond, Poll: 5 * time.Second,
 	Copy:   10 * time.Second,
 	Steady: 2 * time.Second, Again: 100 * time.Millisecond, AtMost: 5 * time.Second,
 }
@@ -101,7 +99,6 @@ func (l *Limits) fill() {
 //	Poll reads the peer's words, mapped here too; the process asks a GPU's event
 type Mover struct {
 	opts      Options
-	build     string
 	arena     int // descriptor
 	watch     func(cudaipc.PeerID, error)
 	processes sync.WaitGroup // goroutines of all processes
@@ -127,10 +124,6 @@ var (
 
 // New makes a mover, whose process Start or the first Import starts. Close(AllPeers) frees it.
 func New(o Options) (*Mover, error) {
-	build, err := buildName()
-	if err != nil {
-		return nil, err
-	}
 	arena, err := unix.FcntlInt(uintptr(o.ArenaFD), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("arena: %w", err)
@@ -142,7 +135,7 @@ func New(o Options) (*Mover, error) {
 		o.Kill = (*os.Process).Kill
 	}
 	o.Limits.fill()
-	m := &Mover{opts: o, build: build, arena: arena}
+	m := &Mover{opts: o, arena: arena}
 	m.mu.peers = map[cudaipc.PeerID]*clientPeer{}
 	m.mu.history.lost = map[cudaipc.LossReason]uint64{}
 	for _, reason := range cudaipc.LossReasons {

@@ -5,7 +5,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,22 +12,14 @@ import (
 // nodeFolder holds one folder for each NUMA node.
 const nodeFolder = "/sys/devices/system/node/node"
 
-const (
-	mpolPreferred = 1    // linux/mempolicy.h: this node first, others when it is full
-	maxNode       = 1023 // Linux has at most 1024 nodes
-)
-
-// bindThread binds this locked thread to a NUMA node; processes that it starts inherit that. It
-// returns the result as text: a container may not allow it, which costs only time.
+// bindThread binds this locked thread to the processors of a NUMA node, whose memory the kernel
+// then prefers; processes that it starts inherit that. It returns the result as text: a container
+// may not allow it, which costs only time.
 func bindThread(node int) string {
 	if node < 0 {
 		return ""
 	}
-	err := bindCPUs(node)
-	if err == nil {
-		err = preferMemory(node)
-	}
-	if err != nil {
+	if err := bindCPUs(node); err != nil {
 		return fmt.Sprintf("node %d: not bound: %v", node, err)
 	}
 	return fmt.Sprintf("node %d", node)
@@ -66,17 +57,4 @@ func parseCPUs(list string) (set unix.CPUSet, err error) {
 		}
 	}
 	return set, nil
-}
-
-func preferMemory(node int) error {
-	if node > maxNode {
-		return fmt.Errorf("node %d, at most %d", node, maxNode)
-	}
-	var mask [(maxNode + 1) / 64]uint64
-	mask[node/64] = 1 << (node % 64)
-	_, _, errno := unix.RawSyscall(unix.SYS_SET_MEMPOLICY, mpolPreferred, uintptr(unsafe.Pointer(&mask)), maxNode+2)
-	if errno != 0 {
-		return fmt.Errorf("set_mempolicy: %w", errno)
-	}
-	return nil
 }

@@ -1,6 +1,7 @@
 package mover
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -35,6 +36,9 @@ func (m *Mover) Import(im cudaipc.Import) error {
 	if err == nil {
 		err = proc.importPeer(&im)
 	}
+	if gone := im.CheckCancelled(); err == nil && gone != nil {
+		err = errors.Join(gone, proc.closePeer(im.Peer))
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err == nil && proc.over {
@@ -51,7 +55,7 @@ func (m *Mover) Import(im cudaipc.Import) error {
 
 // reserve takes a peer's number and maps what this side needs of it.
 func (m *Mover) reserve(im *cudaipc.Import) (*clientPeer, error) {
-	view, err := viewPeer(im, m.opts.FireOnDeath)
+	view, err := viewPeer(im)
 	if err != nil {
 		return nil, fmt.Errorf("peer %d: %w", im.Peer, err)
 	}
@@ -72,17 +76,14 @@ func (m *Mover) reserve(im *cudaipc.Import) (*clientPeer, error) {
 }
 
 // viewPeer makes the agent's view of a peer. The device checks the other regions.
-func viewPeer(im *cudaipc.Import, fireOnDeath bool) (*cudaipc.Peer, error) {
+func viewPeer(im *cudaipc.Import) (*cudaipc.Peer, error) {
 	p := &cudaipc.Peer{}
 	err := p.Prepare(im)
 	if err == nil {
 		err = viewRegions(p, im)
 	}
 	if err == nil && im.Pid > 0 {
-		p.FireOnDeath = fireOnDeath && !im.OnGPU()
-		if dead := p.Watch(); p.FireOnDeath {
-			err = dead // otherwise the device reports it
-		}
+		_ = p.Watch() // the device reports a process that is not there
 	}
 	if err != nil {
 		p.Close()

@@ -15,12 +15,10 @@ import (
 
 // Setup tells a mover at its start which device to open.
 type Setup struct {
-	Device      string       // a name for OpenDevice
-	GPU         cudaipc.UUID // zero for a device that is no GPU's
-	ArenaSize   int64        // bytes
-	FireOnDeath bool         // host.Options.FireOnDeath
-	Populate    bool         // host.Options.Populate
-	ArenaFD     int          `json:"-"` // set in the mover; closed when the device is open
+	Device    string       // a name for OpenDevice
+	GPU       cudaipc.UUID // zero for a device that is no GPU's
+	ArenaSize int64        // bytes
+	ArenaFD   int          `json:"-"` // set in the mover; closed when the device is open
 }
 
 // OpenDevice opens, in the mover, the device of a setup.
@@ -38,9 +36,8 @@ type server struct {
 
 	mu struct {
 		sync.Mutex
-		device  cudaipc.Device // nil until the setup is done
-		peers   map[cudaipc.PeerID]*servedPeer
-		imports map[uint64]chan struct{} // by the number of the request: Import.Cancelled of those in flight
+		device cudaipc.Device // nil until the setup is done
+		peers  map[cudaipc.PeerID]*servedPeer
 	}
 }
 
@@ -55,14 +52,8 @@ type servedPeer struct {
 // It calls stopped when it takes no more requests.
 func serve(conn *conn, open OpenDevice, stopped func()) error {
 	s := &server{conn: conn, open: open, ending: make(chan struct{})}
-	s.mu.peers, s.mu.imports = make(map[cudaipc.PeerID]*servedPeer), make(map[uint64]chan struct{})
-	build, err := buildName()
-	if err == nil {
-		err = s.send(putText(putHead(nil, msgHello, 0), build))
-	}
-	if err == nil {
-		err = s.read()
-	}
+	s.mu.peers = make(map[cudaipc.PeerID]*servedPeer)
+	err := s.read()
 	stopped()
 	close(s.ending)
 	return errors.Join(err, s.end())
@@ -113,9 +104,6 @@ func (s *server) request(msg []byte, fds []int) error {
 	switch kind {
 	case msgPing:
 		return s.send(putHead(nil, msgPong, number))
-	case msgCancel:
-		s.stopImport(number)
-		return f.end("gone")
 	case msgInfo:
 		s.running.Go(s.info)
 		return f.end("info")
@@ -124,9 +112,9 @@ func (s *server) request(msg []byte, fds []int) error {
 	case msgSum:
 		return s.sum(f, cudaipc.Ticket(number))
 	case msgPoll:
-		waits, err := takePoll(f)
+		w, err := takePoll(f)
 		if err == nil {
-			s.running.Go(func() { s.poll(number, waits) })
+			s.running.Go(func() { s.poll(number, w) })
 		}
 		return err
 	case msgClose:
@@ -173,14 +161,13 @@ func (s *server) info() {
 	_ = s.send(msg) // as in answer
 }
 
-func (s *server) poll(number uint64, waits []cudaipc.Wait) {
-	states := make([]cudaipc.State, len(waits))
-	err := errNoSetup
+func (s *server) poll(number uint64, w cudaipc.Wait) {
+	state, err := cudaipc.State{}, errNoSetup
 	if d := s.device(); d != nil {
-		err = d.Poll(waits, states)
+		state, err = d.Poll(w)
 	}
 	if !s.lost(err) {
-		_ = s.send(putStates(nil, number, states, err)) // as in answer
+		_ = s.send(putState(nil, number, &state, err)) // as in answer
 	}
 }
 
@@ -189,9 +176,6 @@ func (s *server) end() error {
 	s.mu.Lock()
 	for _, p := range s.mu.peers {
 		p.endLanes()
-	}
-	for number := range s.mu.imports {
-		s.stopImportLocked(number)
 	}
 	s.mu.Unlock()
 	s.running.Wait()

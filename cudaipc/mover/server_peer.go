@@ -70,35 +70,8 @@ func (s *server) startImport(f *fields, number uint64, fds []int) error {
 		s.answer(number, fmt.Errorf("%d descriptors arrived: %w", len(fds), err))
 		return nil
 	}
-	im.Cancelled = s.beginImport(number)
-	s.running.Go(func() {
-		err := s.importPeer(im)
-		s.stopImport(number)
-		s.answer(number, err)
-	})
+	s.running.Go(func() { s.answer(number, s.importPeer(im)) })
 	return nil
-}
-
-func (s *server) beginImport(number uint64) <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	gone := make(chan struct{})
-	s.mu.imports[number] = gone
-	return gone
-}
-
-// stopImport cancels an import, if it is in flight.
-func (s *server) stopImport(number uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stopImportLocked(number)
-}
-
-func (s *server) stopImportLocked(number uint64) {
-	if gone := s.mu.imports[number]; gone != nil {
-		delete(s.mu.imports, number)
-		close(gone)
-	}
 }
 
 // importPeer keeps the proof itself, so that devices need not handle it.

@@ -86,15 +86,6 @@ func closeInherited() error {
 	return nil
 }
 
-// buildName names this process's binary: agent and mover are the same file.
-func buildName() (string, error) {
-	var st unix.Stat_t
-	if err := unix.Stat("/proc/self/exe", &st); err != nil {
-		return "", fmt.Errorf("/proc/self/exe: %w", err)
-	}
-	return fmt.Sprintf("file %d:%d, %d bytes of %d.%09d", st.Dev, st.Ino, st.Size, st.Mtim.Sec, st.Mtim.Nsec), nil
-}
-
 // Open opens, in a mover, the devices of this package by their names.
 func Open(s Setup) (cudaipc.Device, error) {
 	switch s.Device {
@@ -105,10 +96,8 @@ func Open(s Setup) (cudaipc.Device, error) {
 		fallthrough
 	case cudaipc.HostDevice:
 		return host.Open(host.Options{
-			ArenaFD:     s.ArenaFD,
-			ArenaSize:   s.ArenaSize,
-			FireOnDeath: s.FireOnDeath,
-			Populate:    s.Populate,
+			ArenaFD:   s.ArenaFD,
+			ArenaSize: s.ArenaSize,
 		})
 	case cudaipc.CUDADevice:
 		d, err := cuda.Open(cuda.Options{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize})

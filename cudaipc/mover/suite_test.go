@@ -30,18 +30,16 @@ func TestMoverDevice(t *testing.T) {
 	for _, variant := range []struct {
 		name string
 		kind cudaipc.Kind
-		fire bool
 		ask  bool
 		node bool
 	}{
-		{"Mapped", cudaipc.KindFD, false, false, false},
-		{"MappedFireOnDeath", cudaipc.KindFD, true, false, false},
-		{"MappedAsked", cudaipc.KindFD, true, true, false},
-		{"PeerAskedInNode", cudaipc.KindPeer, false, true, true},
+		{"Mapped", cudaipc.KindFD, false, false},
+		{"MappedAsked", cudaipc.KindFD, true, false},
+		{"PeerAskedInNode", cudaipc.KindPeer, true, true},
 	} {
 		t.Run(variant.name, func(t *testing.T) {
 			devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
-				f := devicetest.MoverFixture(t, devicetest.MinArena, variant.kind, variant.fire,
+				f := devicetest.MoverFixture(t, devicetest.MinArena, variant.kind,
 					func(o *mover.Options) {
 						o.AskEvents = variant.ask
 					})

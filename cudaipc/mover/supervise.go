@@ -12,14 +12,12 @@ import (
 // read receives the mover's messages until its socket ends, and so the process.
 func (p *process) read() {
 	var msg []byte
-	first := true
 	for {
 		var fds []int
 		var err error
 		if msg, fds, err = p.conn.receive(msg); err == nil {
 			closeAll(fds) // none comes
-			err = p.message(msg, first)
-			first = false
+			err = p.message(msg)
 		}
 		if err != nil {
 			if !p.quitting.Load() {
@@ -31,15 +29,10 @@ func (p *process) read() {
 }
 
 // message handles one message. An error is the mover's fault.
-func (p *process) message(msg []byte, first bool) error {
+func (p *process) message(msg []byte) error {
 	f := &fields{rest: msg}
 	kind, number := f.u8(), f.u64()
-	if first != (kind == msgHello) {
-		return fmt.Errorf("message %d, first: %v: %w", kind, first, errWire)
-	}
 	switch kind {
-	case msgHello:
-		return p.hello(f)
 	case msgPong:
 		p.pong.Store(p.clock.Load())
 		return f.end("pong")
@@ -65,7 +58,7 @@ func (p *process) message(msg []byte, first bool) error {
 	case msgLost:
 		p.lose(cudaipc.LostDevice, errors.New(string(f.bytes())))
 		return f.end("lost")
-	case msgAnswer, msgStates:
+	case msgAnswer, msgState:
 		call := p.calls.take(number)
 		if call == nil {
 			return fmt.Errorf("answer to request %d, which was not made: %w", number, errWire)
@@ -78,18 +71,6 @@ func (p *process) message(msg []byte, first bool) error {
 		return nil
 	}
 	return fmt.Errorf("message %d: %w", kind, errWire)
-}
-
-// hello compares the builds. Nothing else ensures that both ends speak one protocol.
-func (p *process) hello(f *fields) error {
-	build := string(f.bytes())
-	if err := f.end("hello"); err != nil {
-		return err
-	}
-	if build != p.m.build {
-		return fmt.Errorf("it is another binary: %s, this one is %s", build, p.m.build)
-	}
-	return nil
 }
 
 // supervise checks the mover once per tick until it dies. Time is counted in ticks of this

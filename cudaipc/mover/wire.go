@@ -19,22 +19,18 @@ const (
 	msgSetup  byte = iota + 1 // agent: JSON of Setup, with the arena's descriptor. Answered when the device is open
 	msgImport                 // agent: JSON of an Import, with its descriptors; the proof's first
 	msgClose                  // agent: a peer
-	msgPoll                   // agent: waits
+	msgPoll                   // agent: a wait
 	msgCopy                   // agent: a copy; its number is the ticket
 	msgPing                   // agent
 	msgInfo                   // agent: asks for the state of the device
-	msgHello                  // mover: its build, before anything else
 	msgAnswer                 // mover: of setup, import and close
-	msgStates                 // mover: of a poll
+	msgState                  // mover: of a poll
 	msgDone                   // mover: the end of a copy
 	msgPong                   // mover
 	msgInfoIs                 // mover: of msgInfo, JSON or nothing
 	msgLost                   // mover: its device is lost (ErrLost), the agent ends it
 	msgSum                    // agent: JSON of a Sample; its number is the ticket. Its end is msgDone
-	msgCancel                 // agent: the Import with this number is cancelled
 )
-
-const headBytes = 9 // bytes of kind and number
 
 func putHead(b []byte, kind byte, number uint64) []byte {
 	return binary.LittleEndian.AppendUint64(append(b[:0], kind), number)
@@ -109,7 +105,7 @@ func (f *fields) bytes() []byte { return f.take(f.count(1)) }
 
 // plain are the values that lie in a message as they lie in memory.
 type plain interface {
-	cudaipc.Block | cudaipc.Run | cudaipc.Wait | cudaipc.State | uint32 | bool
+	cudaipc.Block | cudaipc.Run | uint32 | bool
 }
 
 // bytesOf returns the memory of a list.
@@ -207,28 +203,27 @@ func takeDone(f *fields) (d cudaipc.Done, err error) {
 	return d, f.end("done")
 }
 
-func putPoll(b []byte, number uint64, waits []cudaipc.Wait) []byte {
-	return putList(putHead(b, msgPoll, number), waits)
+func putPoll(b []byte, number uint64, w *cudaipc.Wait) []byte {
+	b = put32(put32(put32(putHead(b, msgPoll, number), uint32(w.Peer)), w.Event), w.Revoke)
+	return put64(b, w.Step)
 }
 
-func takePoll(f *fields) ([]cudaipc.Wait, error) {
-	waits := takeList[cudaipc.Wait](f, nil)
-	return waits, f.end("poll")
+func takePoll(f *fields) (w cudaipc.Wait, err error) {
+	w.Peer, w.Event, w.Revoke, w.Step = cudaipc.PeerID(f.u32()), f.u32(), f.u32(), f.u64()
+	return w, f.end("poll")
 }
 
-func putStates(b []byte, number uint64, states []cudaipc.State, err error) []byte {
-	return putList(putError(putHead(b, msgStates, number), err), states)
+func putState(b []byte, number uint64, s *cudaipc.State, err error) []byte {
+	return put8(put8(put64(putError(putHead(b, msgState, number), err), s.Step), s.Fired), s.Revoked)
 }
 
-func takeStates(f *fields, states []cudaipc.State) error {
-	err := f.error()
-	if n := len(states); len(takeList(f, states[:0:n])) != n {
-		f.bad = true
+func takeState(f *fields) (s cudaipc.State, err error) {
+	err = f.error()
+	s.Step, s.Fired, s.Revoked = f.u64(), f.flag(), f.flag()
+	if bad := f.end("state"); bad != nil {
+		return s, bad
 	}
-	if bad := f.end("states"); bad != nil {
-		return bad
-	}
-	return err
+	return s, err
 }
 
 // putJSON puts a message that is rare enough to be JSON.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
@@ -32,9 +31,9 @@ func wireSeeds() [][]byte {
 			Blocks: []cudaipc.Block{{Runs: 1, Seed: 2}},
 			Runs:   []cudaipc.Run{{Region: 2, RegionOff: 3, ArenaOff: 4, Len: 5}},
 		}),
-		putPoll(nil, 3, []cudaipc.Wait{{Peer: 7, Event: cudaipc.None, Revoke: 1, Step: 1<<40 + 5}}),
+		putPoll(nil, 3, &cudaipc.Wait{Peer: 7, Event: cudaipc.None, Revoke: 1, Step: 1<<40 + 5}),
 		putDone(nil, 9, &done),
-		putStates(nil, 3, []cudaipc.State{{Step: 4, Fired: true}}, nil),
+		putState(nil, 3, &cudaipc.State{Step: 4, Fired: true}, nil),
 		putJSON(nil, msgSum, 9, &cudaipc.Sample{
 			Peer: 7, Within: time.Second, Blocks: []cudaipc.SampleBlock{{Block: 8, Seed: 9}},
 			Pieces: []cudaipc.Piece{
@@ -95,20 +94,17 @@ func reread(msg []byte) ([]byte, error) {
 		err := takeJSON(r, &s)
 		return putJSON(nil, msgSum, number, &s), err
 	case msgPoll:
-		waits, err := takePoll(r)
-		return putPoll(nil, number, waits), err
+		w, err := takePoll(r)
+		return putPoll(nil, number, &w), err
 	case msgDone:
 		d, err := takeDone(r)
 		return putDone(nil, cudaipc.Ticket(number), &d), err
-	case msgStates:
-		r.error()
-		states := make([]cudaipc.State, r.count(int(unsafe.Sizeof(cudaipc.State{}))))
-		again := &fields{rest: msg[headBytes:]}
-		said := takeStates(again, states)
+	case msgState:
+		s, said := takeState(r)
 		if errors.Is(said, errWire) {
 			return nil, errWire
 		}
-		return putStates(nil, number, states, said), nil
+		return putState(nil, number, &s, said), nil
 	}
 	return nil, errWire
 }

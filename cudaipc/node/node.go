@@ -215,24 +215,13 @@ func (n *Node) device(id cudaipc.PeerID) (*device, error) {
 	return d, nil
 }
 
-// Poll asks the devices of the peers, with one call for neighbours on one device.
-func (n *Node) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
-	for i := 0; i < len(waits); {
-		d, err := n.device(waits[i].Peer)
-		if err != nil {
-			return err
-		}
-		from := i
-		for i++; i < len(waits); i++ {
-			if next, _ := n.device(waits[i].Peer); next != d {
-				break
-			}
-		}
-		if err := d.Poll(waits[from:i], states[from:i]); err != nil {
-			return err
-		}
+// Poll asks the peer's device.
+func (n *Node) Poll(w cudaipc.Wait) (cudaipc.State, error) {
+	d, err := n.device(w.Peer)
+	if err != nil {
+		return cudaipc.State{}, err
 	}
-	return nil
+	return d.Poll(w)
 }
 
 // Copy starts a copy on the peer's device.

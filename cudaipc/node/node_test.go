@@ -33,14 +33,11 @@ func (d *noteDevice) Import(im cudaipc.Import) error {
 	return nil
 }
 
-func (d *noteDevice) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
-	for i := range waits {
-		if !d.peers[waits[i].Peer] {
-			return cudaipc.ErrPeer
-		}
-		states[i] = cudaipc.State{Step: uint64(d.gpu[0])}
+func (d *noteDevice) Poll(w cudaipc.Wait) (cudaipc.State, error) {
+	if !d.peers[w.Peer] {
+		return cudaipc.State{}, cudaipc.ErrPeer
 	}
-	return nil
+	return cudaipc.State{Step: uint64(d.gpu[0])}, nil
 }
 
 func (d *noteDevice) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
@@ -100,13 +97,9 @@ func TestNodeRoutes(t *testing.T) {
 	if len(made) != 3 || len(made[cudaipc.UUID{1}].peers) != 2 {
 		t.Fatalf("%d devices, want one for the host and one for each of 2 GPUs", len(made))
 	}
-	states := make([]cudaipc.State, 4)
-	if err := n.Poll([]cudaipc.Wait{{Peer: 0}, {Peer: 1}, {Peer: 3}, {Peer: 2}}, states); err != nil {
-		t.Fatal(err)
-	}
-	for i, want := range []uint64{0, 1, 1, 2} {
-		if states[i].Step != want {
-			t.Errorf("wait %d was answered by GPU %d, want %d", i, states[i].Step, want)
+	for id, want := range []uint64{0, 1, 2, 1} {
+		if s, err := n.Poll(cudaipc.Wait{Peer: cudaipc.PeerID(id)}); err != nil || s.Step != want {
+			t.Errorf("peer %d was answered by GPU %d (%v), want %d", id, s.Step, err, want)
 		}
 	}
 	for id, want := range []uint32{0, 1, 2, 1} {

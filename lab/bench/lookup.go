@@ -23,6 +23,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
@@ -157,7 +158,7 @@ func (a *lookupAgent) open(dir string, chains, ranks int, kind string) (err erro
 		size += savePoolBytes
 	}
 	if a.pool, err = dram.Open(dram.Options{Bytes: size, Virtual: !memory,
-		Policy: evict.Named(evict.DefaultName)}); err != nil {
+		Advisor: advisor.New(evict.Named(evict.DefaultName), nil)}); err != nil {
 		return err
 	}
 	if memory {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/pool/evict/evictsim"
@@ -169,7 +170,8 @@ func poolHits(s *evictsim.Stream, eviction string, capacity int) (hits int, err 
 	}
 	clock := &streamClock{}
 	p, err := dram.Open(dram.Options{
-		Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true, Policy: evict.Named(eviction), Clock: clock.now,
+		Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true, Clock: clock.now,
+		Advisor:  advisor.New(evict.Named(eviction), clock.now),
 		HashSeed: cmp.Or(s.HashSeed, defaultPolicySeed),
 	})
 	if err != nil {

@@ -141,8 +141,8 @@ func (b *transferBench) open(memory int64) (err error) {
 	if err := b.pool.Populated(); err != nil {
 		return err
 	}
-	arena, fd := b.pool.Arena()
-	b.host, err = host.Open(host.Options{ArenaFD: fd, ArenaSize: int64(len(arena)), Populate: true})
+	arena, _ := b.pool.Arena()
+	b.host, err = host.Open(host.Options{Arena: arena})
 	if err != nil {
 		return err
 	}

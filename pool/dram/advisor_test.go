@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram/advisor"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
 
@@ -89,7 +89,7 @@ func (r *recorder) Report() pool.PolicyReport { return pool.PolicyReport{Name: "
 
 // recorded is a pool of 64 blocks of 1 KiB with a recorder.
 func recorded(t *testing.T, r *recorder) *Pool {
-	p, err := Open(Options{Bytes: 64 << 10, SlabBytes: 4 << 10, Policy: r})
+	p, err := Open(Options{Bytes: 64 << 10, SlabBytes: 4 << 10, Advisor: advisor.New(r, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,4 +240,12 @@ func TestManyKindsShareTheLast(t *testing.T) {
 	if p.core.kindsWith(77)>>(pool.MaxKinds-1) != 1 {
 		t.Error("the last kind is not asked for a class that may be in it")
 	}
+}
+
+// asAdvisor returns a policy as a pool takes it; nil: none.
+func asAdvisor(policy advisor.Policy) pool.Advisor {
+	if policy == nil {
+		return nil
+	}
+	return advisor.New(policy, nil)
 }

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // Check verifies all invariants and returns the first violation.
@@ -15,11 +16,6 @@ func (p *Pool) Check() error {
 		return pool.ErrClosed
 	}
 	a := audit{core: p.core, slots: map[uint32]uint32{}, realms: map[uint32]int{}, owned: map[uint32]int64{}}
-	for i := range p.core.moving {
-		to := p.core.moving[i].to
-		a.slots[to] = none
-		a.stats.Used += p.core.slabs.SizeAt(to)
-	}
 	for e := uint32(1); e < p.core.high; e++ {
 		if !p.core.recs.All[e].is(flagLive) {
 			continue
@@ -39,11 +35,11 @@ func (p *Pool) Check() error {
 // audit recounts what a core counts.
 type audit struct {
 	*core
-	slots                      map[uint32]uint32 // owner of each slot in use
-	realms                     map[uint32]int
-	stats                      pool.Stats
-	recent, young, old, stored int
-	owned                      map[uint32]int64 // bytes of the entries that have an owner
+	slots                   map[uint32]uint32 // owner of each slot in use
+	realms                  map[uint32]int
+	stats                   pool.Stats
+	recent, lacking, stored int
+	owned                   map[uint32]int64 // bytes of the entries that have an owner
 }
 
 func (a *audit) entry(e uint32) error {
@@ -63,10 +59,10 @@ func (a *audit) entry(e uint32) error {
 		return fmt.Errorf("empty, and not being written")
 	case r.is(flagRecent) != (r.is(flagVisible) && (!held || r.is(flagUntouched))):
 		return fmt.Errorf("held %v, visible %v, in the order of eviction %v", held, r.is(flagVisible), r.is(flagRecent))
-	case r.is(flagYoung|flagOld) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
+	case r.is(flagPartial) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
 		return fmt.Errorf(
 			"shards %b present, %b written, in a list of partial entries: %v", l.present, l.writing,
-			r.is(flagYoung|flagOld),
+			r.is(flagPartial),
 		)
 	}
 	if err := a.chain(e); err != nil {
@@ -86,7 +82,7 @@ func (a *audit) add(e uint32, r *record, g *group) {
 	if r.is(flagOwned) {
 		a.owned[e] = g.bytes
 	}
-	for flag, n := range map[uint32]*int{flagRecent: &a.recent, flagYoung: &a.young, flagOld: &a.old} {
+	for flag, n := range map[uint32]*int{flagRecent: &a.recent, flagPartial: &a.lacking} {
 		if r.is(flag) {
 			*n++
 		}
@@ -155,8 +151,7 @@ func (a *audit) lists() error {
 		*list
 		flagged int
 	}{
-		"recent": {&a.core.recent, a.recent}, "partialYoung": {&a.partialYoung, a.young},
-		"partialOld": {&a.partialOld, a.old},
+		"recent": {&a.core.recent, a.recent}, "partial": {&a.partial, a.lacking},
 	} {
 		n, newer := 0, uint32(none)
 		for e := l.newest; e != none && n <= l.n; e = a.recs.All[e].older {
@@ -226,7 +221,7 @@ func (a *audit) checkSlabs() error {
 		if end == first {
 			continue // free: no entry may have a slot of it
 		}
-		id, used, bad := s.ClassAt(first), 0, 0
+		id, used := s.ClassAt(first), 0
 		for place, busy := range s.InUse(n) {
 			if _, owned := a.slots[s.Slot(n, uint32(place))]; owned != busy {
 				return fmt.Errorf("slab %d: slot %d in use %v, an entry has it %v", n, place, busy, owned)
@@ -234,23 +229,19 @@ func (a *audit) checkSlabs() error {
 				used++
 			}
 		}
-		for place := range s.PerSlab(id) {
-			slot := s.Slot(n, uint32(place))
-			if _, owned := a.slots[slot]; s.IsBad(slot) && !owned {
-				bad++
-			}
-		}
 		if left -= used; used == 0 || s.UsedIn(n) != int64(used)*s.SlotBytes(id) {
 			return fmt.Errorf("slab %d has %d slots in use, counts %d bytes", n, used, s.UsedIn(n))
 		}
-		free[id] += s.PerSlab(id) - used - bad
+		if s.MayGo(n, slab.NoClass) { // it has no bad page
+			free[id] += s.PerSlab(id) - used
+		}
 	}
 	if left != 0 {
 		return fmt.Errorf("entries have %d slots of free slabs", left)
 	}
 	for id, n := range free {
-		if got := s.Free(int32(id)); len(a.moving) == 0 && got != n {
-			return fmt.Errorf("class %d: %d slots are free, %d of them overlap a bad page", id, got, got-n)
+		if got := s.Free(int32(id)); got != n {
+			return fmt.Errorf("class %d: %d slots may be allocated, %d of them beside a bad page", id, got, got-n)
 		}
 	}
 	return nil

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram/advisor"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/owner"
@@ -16,6 +15,7 @@ import (
 // eviction. Its methods are called with the lock held. Bytes of blocks are never copied under it.
 type core struct {
 	seed   offheap.Seed
+	bytes  int64 // of the arena
 	table  offheap.Table
 	recs   offheap.Region[record]
 	states offheap.Region[recordState]
@@ -29,10 +29,7 @@ type core struct {
 	file   *arena.File // nil: the pool ends with the process
 	recent list        // visible and not pinned, by use
 
-	// Entries that lack shards which no job is writing. Every partialAge the young ones become old,
-	// and the old ones are reclaimed.
-	partialYoung, partialOld list
-	rotated                  time.Time
+	partial list // lacking shards that no job is writing: reclaimed before others are evicted
 
 	spaces  []*space
 	byPrint map[pool.Fingerprint]pool.SpaceID
@@ -49,14 +46,12 @@ type core struct {
 	work     work
 	probe    probe
 	scratch  []uint32
-	foundOld []int  // by class: further calls of asOld that return true at once
-	wanted   wanted // work of a reservation that must be done without the lock
-	moving   []move // entries being copied to other slots
+	foundOld []int // by class: further calls of asOld that return true at once
 	now      func() time.Time
 
-	advisor *advisor.Advisor // nil: none
-	kinds   [][]int32        // classes of the slots of each kind of entries
-	shown   []uint32         // entries that became visible and are not yet passed to the policy
+	advisor pool.Advisor // nil: none
+	kinds   [][]int32    // classes of the slots of each kind of entries
+	shown   []uint32     // entries that became visible and are not yet passed to the policy
 
 	owners owner.Table
 
@@ -72,10 +67,10 @@ type core struct {
 // newCore makes an empty index of an arena with pages of this many bytes; f is its file or nil.
 func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core, err error) {
 	c = &core{
-		seed: seed, high: 1, now: o.Clock, rotated: o.Clock(), file: f, byPrint: map[pool.Fingerprint]pool.SpaceID{},
-		unopened: map[pool.Fingerprint]*space{},
-		recent:   list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
-		notes: notes{changed: make(chan struct{}, 1)}, left: o.Left,
+		seed: seed, bytes: o.Bytes, high: 1, now: o.Clock, file: f,
+		byPrint: map[pool.Fingerprint]pool.SpaceID{}, unopened: map[pool.Fingerprint]*space{},
+		recent: list{flag: flagRecent}, partial: list{flag: flagPartial},
+		notes: notes{changed: make(chan struct{}, 1)}, left: o.Left, advisor: o.Advisor,
 	}
 	defer func() {
 		if err != nil {
@@ -95,7 +90,7 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 	if c.owners, err = owner.New(most); err != nil {
 		return c, err
 	}
-	if c.table, err = offheap.OpenTable(); err != nil {
+	if c.table, err = offheap.OpenTable(0); err != nil {
 		return c, err
 	}
 	if c.slabs, err = slab.New(o.Bytes, o.SlabBytes, page, f); err != nil {
@@ -114,17 +109,10 @@ func (c *core) close() error {
 		c.slabs.Close())
 }
 
-// hashes computes the hashes of entries, for a table that moves them.
-func (c *core) hashes(entries []uint32, hashes []uint64) {
-	var touched uint64
-	for _, e := range entries { // independent loads: their misses overlap
-		touched ^= c.recs.All[e].hash.A
-	}
-	c.work.sink = touched
-	for i, e := range entries {
-		r := &c.recs.All[e]
-		hashes[i] = c.seed.Hash(uint32(r.ident), r.hash)
-	}
+// hash returns the hash of an entry.
+func (c *core) hash(e uint32) uint64 {
+	r := &c.recs.All[e]
+	return c.seed.Hash(uint32(r.ident), r.hash)
 }
 
 // find returns the entry of a key, visible or not; none if there is none.
@@ -135,15 +123,15 @@ func (c *core) find(id ident, b []byte) uint32 {
 
 func (c *core) findWords(id ident, k *offheap.Key) uint32 {
 	h := c.seed.Hash(uint32(id), *k)
-	cells, home := c.table.Side(h)
-	return c.match(cells, home, offheap.TagOf(h, home), id, k)
+	home := c.table.Home(h)
+	return c.match(home, offheap.TagOf(h, home), id, k)
 }
 
 // match searches from cell i on for the entry with this key.
-func (c *core) match(cells *offheap.Cells, i int, tag uint32, id ident, k *offheap.Key) uint32 {
+func (c *core) match(i int, tag uint32, id ident, k *offheap.Key) uint32 {
 	for {
 		var e uint32
-		if e, i = cells.Candidate(i, tag); e == none {
+		if e, i = c.table.Candidate(i, tag); e == none {
 			return none
 		}
 		if r := &c.recs.All[e]; r.ident == id && r.hash == *k {
@@ -185,7 +173,7 @@ type record struct {
 	ident ident
 	hold  uint32 // pins<<pinShift | flags
 
-	newer, older uint32 // in the entry's list: recent, or one of the partial ones; older links free records
+	newer, older uint32 // in the entry's list: recent or partial; older links free records
 	child        uint32 // first child
 	next, prev   uint32 // siblings; prev of the first is its parent with upward set, and 0 in a root
 	head         uint32 // slot of shard 0
@@ -222,8 +210,7 @@ const (
 	flagVisible   = 1 << 1  // all shards are committed
 	flagDropped   = 1 << 2  // no longer findable; freed once it is not held
 	flagRecent    = 1 << 3  // in the list of visible entries without pins, but for flagUntouched
-	flagYoung     = 1 << 4  // in partialYoung
-	flagOld       = 1 << 5  // in partialOld
+	flagPartial   = 1 << 4  // in partial
 	flagWide      = 1 << 6  // it has more than inlineShards shards
 	flagLifted    = 1 << 7  // placed above its children by lift, and not moved since
 	flagUntouched = 1 << 8  // pinned by ReadWithoutTouch alone: in recent in spite of that

@@ -54,7 +54,7 @@ func damage(t *testing.T, o Options, rng *rand.Rand, headers int) {
 	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
 	areas := [][2]int64{
 		{l.Headers, int64(min(headers, 256)) * arena.HeaderBytes}, {l.Spaces, 256},
-		{l.Slabs, l.SlabCount() * arena.SlabWordBytes}, {l.Super, int64(arena.SuperHostEnd)},
+		{l.Slabs, l.SlabCount() * arena.SlabWordBytes}, {l.Super, int64(arena.SuperEnd)},
 	}
 	for range 1 + rng.IntN(20) {
 		a := areas[rng.IntN(len(areas))]

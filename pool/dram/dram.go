@@ -12,7 +12,7 @@
 //	                     └──────────────────── last shard       slot's number
 //
 // All of it but the arena is private memory off the Go heap, guarded by one lock that is held for
-// at most a few hundred keys at a time.
+// at most a few hundred keys at a time, or for those of a slab that is taken.
 package dram
 
 import (
@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram/advisor"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
@@ -56,9 +55,9 @@ type Options struct {
 	// Virtual makes an arena that is only address space: it is not populated, has no descriptor,
 	// and memory for it is not reserved. It is for measuring the index without the data.
 	Virtual bool
-	// Policy chooses the entries to evict, called under a lock; nil is least recently used.
-	Policy pool.Policy
-	Clock  func() time.Time // nil is time.Now
+	// Advisor chooses the entries to evict; nil is least recently used. The pool closes it.
+	Advisor pool.Advisor
+	Clock   func() time.Time // nil is time.Now
 	// Path names a file on tmpfs or hugetlbfs in which the pool outlives its process; empty: it
 	// does not. An existing pool file is used again if its sizes are the same. HugePages is ignored
 	// then: the file system determines the pages.
@@ -95,14 +94,12 @@ type Pool struct {
 	base  []byte // of the arena
 	fd    int    // of the arena; -1: address space only
 
-	advisor   *advisor.Advisor
+	advisor   pool.Advisor // nil: none
 	noter     *fileNoter
 	onBadPage func(BadPage)
 	onNotKept func(pool.Fingerprint)
 
 	sweeping sync.Mutex // held by a sweep; taken before mu
-	moves    sync.Mutex // held while entries move to other slots; taken before mu
-	retired  []BadPage  // retired during moves, to be reported when moves is released; guarded by moves
 
 	mu     sync.Mutex // guards core and closed; no byte of the arena is accessed under it
 	core   *core
@@ -129,7 +126,6 @@ func Open(o Options) (*Pool, error) {
 	if err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
-	c.advisor = advisor.New(o.Policy, o.Clock)
 	return start(&o, a, c), nil
 }
 
@@ -206,9 +202,9 @@ func (p *Pool) Close() error {
 	p.closed = true
 	err := p.core.close()
 	p.mu.Unlock()
-	p.moves.Lock() // no copy in the arena is running, and none begins after this
-	defer p.moves.Unlock()
 	p.arena.StopPopulating()
-	p.advisor.Close()
+	if p.advisor != nil {
+		p.advisor.Close()
+	}
 	return errors.Join(err, p.noter.close(), p.arena.Close())
 }

@@ -6,7 +6,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -49,14 +49,14 @@ func TestPoolInAFile(t *testing.T) {
 
 // TestPoolWithPolicies runs the suite with each policy.
 func TestPoolWithPolicies(t *testing.T) {
-	for name, policy := range map[string]func() pool.Policy{
-		"hazard":        func() pool.Policy { return evict.NewHazard() },
-		"lru in a file": func() pool.Policy { return evict.NewLRU() },
+	for name, policy := range map[string]func() advisor.Policy{
+		"hazard":        func() advisor.Policy { return evict.NewHazard() },
+		"lru in a file": func() advisor.Policy { return evict.NewLRU() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			pooltest.TestPoolInAnyOrder(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
 				with := options(o)
-				if with.Policy = policy(); name == "lru in a file" {
+				if with.Advisor = advisor.New(policy(), nil); name == "lru in a file" {
 					with.Path = keptPath(t)
 				}
 				return open(t, with)

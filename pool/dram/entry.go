@@ -7,7 +7,7 @@ import (
 )
 
 // create makes an entry with slots for all its shards, evicting as necessary. It returns none if
-// nothing more can be evicted, or if c.wanted names work that must be done first without the lock.
+// nothing more can be evicted.
 func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	classes := c.group(id).classes
 	c.keep = parent
@@ -26,9 +26,7 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	}
 	wide, ok := c.widen(e, len(classes))
 	k := offheap.KeyOf(b)
-	h := c.seed.Hash(uint32(id), k)
-	c.table.Grow(c.hashes)
-	if !ok || !c.table.Put(h, e) {
+	if !ok || !c.table.Put(c.seed.Hash(uint32(id), k), e) {
 		c.giveAll(head, len(classes))
 		c.freeRecord(e)
 		return none
@@ -124,7 +122,7 @@ func (c *core) settle(e uint32, at *cursor) {
 	case l.present == 0:
 		c.drop(e, 0) // nothing of it was stored
 	default:
-		c.partialYoung.push(c.recs.All, e)
+		c.partial.push(c.recs.All, e)
 	}
 }
 
@@ -146,7 +144,7 @@ func (c *core) drop(e uint32, why pool.Cause) {
 		c.depart(e, why)
 	}
 	c.clearHeaders(e)
-	c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)
+	c.table.Remove(c.hash(e), e)
 	c.leaveLists(e)
 	if r.is(flagOwned) {
 		c.owners.Leave(e)
@@ -155,7 +153,9 @@ func (c *core) drop(e uint32, why pool.Cause) {
 	c.orphan(e)
 	if r.is(flagVisible) {
 		c.note(e)
-		c.advisor.Remove(e)
+		if c.advisor != nil {
+			c.advisor.Remove(e)
+		}
 		c.stats.Entries--
 	} else {
 		c.stats.Partial--
@@ -172,7 +172,9 @@ func (c *core) depart(e uint32, why pool.Cause) {
 	m, words := &c.realms[r.ident.realm()], r.hash.Words()
 	d := pool.Departure{
 		Space: m.space.spec.Fingerprint, Block: pool.MarkWords(&words), Group: r.ident.group(), Cause: why,
-		Class: c.advisor.Class(e),
+	}
+	if c.advisor != nil {
+		d.Class = c.advisor.Class(e)
 	}
 	if m.over {
 		d.Cause = pool.ByReset
@@ -181,7 +183,7 @@ func (c *core) depart(e uint32, why pool.Cause) {
 }
 
 func (c *core) leaveLists(e uint32) {
-	for _, l := range [...]*list{&c.recent, &c.partialYoung, &c.partialOld} {
+	for _, l := range [...]*list{&c.recent, &c.partial} {
 		if c.recs.All[e].is(l.flag) {
 			l.remove(c.recs.All, e)
 		}

@@ -2,7 +2,6 @@ package dram
 
 import (
 	"slices"
-	"time"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/slab"
@@ -25,21 +24,21 @@ type work struct {
 	repairs, partials int
 	owned, ownedOut   int    // see maxOwned
 	steps             int    // see maxSteps
+	taken             int    // slabs taken from other classes: one part of a reservation ends with it
+	noSlab            bool   // none could be taken
 	sink              uint64 // keeps loads alive that only warm the caches
 }
 
 func (w *work) refill() {
 	w.repairs, w.partials, w.steps = maxRepairs, maxPartials, maxSteps
 	w.owned, w.ownedOut = maxOwned, maxOwnedOut
+	w.taken, w.noSlab = 0, false
 }
 
 // makeRoom evicts until there is a slot of each of these classes, or a free slab to cut. It returns
-// false if nothing more can be evicted, or if a slab of another class must be emptied first.
+// false if nothing more can be evicted.
 func (c *core) makeRoom(classes []int32) bool {
 	for class := c.slabs.Lacking(classes); class != slab.NoClass; class = c.slabs.Lacking(classes) {
-		if c.slabs.AnySpare() && c.want(class, bySpare) {
-			return false
-		}
 		if !c.reclaimPartial() && !c.evictFor(class) {
 			return false
 		}
@@ -48,12 +47,12 @@ func (c *core) makeRoom(classes []int32) bool {
 }
 
 // evictFor evicts an entry with a slot of the class, if one of the oldest entries has one: the
-// policy's choice, or that one without a policy. Otherwise it requests a slab of another class.
+// policy's choice, or that one without a policy. Otherwise it takes a slab of another class.
 func (c *core) evictFor(class int32) bool {
 	oldest := c.oldest()
 	e := c.oldestOf(class, oldest, nearOldest)
-	if e == none && oldest != none && !c.asOld(class, oldest) && c.want(class, byEviction) {
-		return false
+	if e == none && oldest != none && !c.asOld(class, oldest) && c.takeSlab(class) {
+		return true
 	}
 	if advised := c.advised(class); advised != none {
 		e = advised
@@ -63,10 +62,7 @@ func (c *core) evictFor(class int32) bool {
 		e = c.oldestOf(class, oldest, farOldest)
 	}
 	if e == none {
-		if oldest != none {
-			c.want(class, byEviction)
-		}
-		return false
+		return oldest != none && c.takeSlab(class)
 	}
 	c.evict(e, pool.ByEviction)
 	return true
@@ -154,58 +150,19 @@ func (c *core) evict(e uint32, why pool.Cause) {
 	c.drop(e, why)
 }
 
-// PartialAge is the minimum time for which an entry may lack shards that no job is writing before
-// it is reclaimed without any pressure. While there are reservations the time is at most twice
-// that.
-const PartialAge = 30 * time.Second
-
-// age reclaims old partial entries, a bounded number per reservation.
-func (c *core) age() {
-	now := c.now()
-	if now.Sub(c.rotated) < PartialAge {
-		return
-	}
-	for range maxPartials {
-		if c.partialOld.oldest == none {
-			c.rotate(now)
-			return
-		}
-		c.reclaim(&c.partialOld)
-	}
-}
-
-// rotate makes the young partial entries old ones.
-func (c *core) rotate(now time.Time) {
-	c.rotated = now
-	for e := c.partialYoung.oldest; e != none; e = c.recs.All[e].newer {
-		c.recs.All[e].hold ^= flagYoung | flagOld
-	}
-	c.partialOld, c.partialYoung = c.partialYoung, c.partialOld
-	c.partialOld.flag, c.partialYoung.flag = flagOld, flagYoung
-}
-
 // reclaimPartial evicts one partial entry, the oldest first, or the end of a chain below it.
 func (c *core) reclaimPartial() bool {
-	for ; c.work.partials > 0; c.work.partials-- {
-		l := &c.partialOld
-		if l.oldest == none {
-			l = &c.partialYoung
-		}
-		if l.oldest == none {
-			return false
-		}
-		if c.reclaim(l) {
+	for ; c.work.partials > 0 && c.partial.oldest != none; c.work.partials-- {
+		if c.reclaim(c.partial.oldest) {
 			return true
 		}
 	}
 	return false
 }
 
-// reclaim evicts the oldest of a list of partial entries, or, if it has children, the end of one of
-// their chains, so that no more is evicted than necessary. If that end is held, the partial entry
-// becomes a young one.
-func (c *core) reclaim(l *list) bool {
-	e := l.oldest
+// reclaim evicts a partial entry, or, if it has children, the end of one of their chains, so that
+// no more is evicted than necessary. If that end is held, the partial entry becomes the youngest.
+func (c *core) reclaim(e uint32) bool {
 	end := e
 	for child := c.recs.All[end].child; child != none && c.work.repairs > 0; child = c.recs.All[end].child {
 		end = child
@@ -215,8 +172,8 @@ func (c *core) reclaim(l *list) bool {
 		c.evict(end, pool.ByAge)
 		return true
 	}
-	l.remove(c.recs.All, e)
-	c.partialYoung.push(c.recs.All, e)
+	c.partial.remove(c.recs.All, e)
+	c.partial.push(c.recs.All, e)
 	return false
 }
 

@@ -21,7 +21,7 @@ func TestColdStarts(t *testing.T) {
 	}{
 		"other size":       {func(o *Options, _ []byte) { o.Bytes *= 2 }, "its arena has"},
 		"other slabs":      {func(o *Options, _ []byte) { o.SlabBytes *= 2 }, "in slabs of"},
-		"unknown format":   {func(_ *Options, b []byte) { b[8] = 9 }, "its format is 9, known is 3"},
+		"unknown format":   {func(_ *Options, b []byte) { b[8] = 9 }, "its format is 9, known is 4"},
 		"damaged":          {func(_ *Options, b []byte) { b[33] ^= 1 }, "superblock is damaged"},
 		"made in part":     {func(_ *Options, b []byte) { b[8] = 0 }, "was not finished"},
 		"slabs that clash": {nil, "slabs overlap"},

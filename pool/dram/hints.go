@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram/advisor"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
 
@@ -241,15 +240,15 @@ func (c *core) announceRun(in *pool.Insertion, from int) int {
 	return from
 }
 
-func describe(n *advisor.Note, id ident, g *group) {
+func describe(n *pool.Note, id ident, g *group) {
 	if n != nil {
 		n.ID, n.Use.BlockTokens = uint32(id), g.tokens
 	}
 }
 
 // addFound adds a group of blocks that were looked up, up to the first that is not stored.
-func addFound(n *advisor.Note, s *offheap.Seed, pr *probe, looked, stored int) {
-	if n == nil || len(n.Use.Prints) >= advisor.MaxNoteBlocks {
+func addFound(n *pool.Note, s *offheap.Seed, pr *probe, looked, stored int) {
+	if n == nil || len(n.Use.Prints) >= pool.MaxNoteBlocks {
 		return
 	}
 	n.Use.Entries = append(n.Use.Entries, pr.entry[:stored]...)
@@ -260,12 +259,12 @@ func addFound(n *advisor.Note, s *offheap.Seed, pr *probe, looked, stored int) {
 }
 
 // addRest adds the blocks from an index on, if the one there was missed. It needs no lock.
-func addRest(n *advisor.Note, s *offheap.Seed, h *pool.Hashes, from int) {
-	if n == nil || !n.Missed {
+func addRest(n *pool.Note, s *offheap.Seed, h *pool.Hashes, from int) {
+	if !n.Missed {
 		return
 	}
 	v := offheap.ViewOf(h)
-	for i := from; i < h.N && len(n.Use.Prints) < advisor.MaxNoteBlocks; i++ {
+	for i := from; i < h.N && len(n.Use.Prints) < pool.MaxNoteBlocks; i++ {
 		n.Use.Prints = append(n.Use.Prints, s.Hash(n.ID, v.At(i)))
 	}
 }

@@ -2,7 +2,6 @@ package dram
 
 import (
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram/advisor"
 )
 
 // locked calls do under the lock if the pool is open, and reports whether it is.
@@ -48,7 +47,7 @@ func (p *Pool) Pin(
 type trail struct {
 	before pool.Ref // the entry before the next one
 	recent cursor
-	note   *advisor.Note // nil without a policy
+	note   *pool.Note // nil without an advisor
 
 	pins bool // entries are pinned, not touched
 	room int64
@@ -59,7 +58,9 @@ type trail struct {
 // pass walks along a chain to its first entry that is not stored, or cannot be pinned, and returns
 // how many are before it.
 func (p *Pool) pass(t *trail, s pool.SpaceID, group uint8, h *pool.Hashes) (n int) {
-	t.note = p.advisor.Begin()
+	if p.advisor != nil {
+		t.note = p.advisor.Begin()
+	}
 	for n < h.N {
 		to := min(n+lockStride, h.N)
 		found := p.passPart(t, s, group, h, n, to)
@@ -69,8 +70,10 @@ func (p *Pool) pass(t *trail, s pool.SpaceID, group uint8, h *pool.Hashes) (n in
 			break
 		}
 	}
-	addRest(t.note, &p.core.seed, h, n)
-	p.advisor.End(t.note)
+	if t.note != nil {
+		addRest(t.note, &p.core.seed, h, n)
+		p.advisor.End(t.note)
+	}
 	return n
 }
 

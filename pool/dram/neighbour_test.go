@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/trace"
@@ -31,7 +32,7 @@ func newNeighbours(t testing.TB) *neighbours {
 	n := &neighbours{t: t, now: time.Unix(0, 0)}
 	var err error
 	n.p, err = dram.Open(dram.Options{
-		Bytes: neighbourPool << 10, Virtual: true, Policy: evict.NewHazard(), HashSeed: 1,
+		Bytes: neighbourPool << 10, Virtual: true, Advisor: advisor.New(evict.NewHazard(), nil), HashSeed: 1,
 		Clock: func() time.Time { return n.now },
 	})
 	if err != nil {

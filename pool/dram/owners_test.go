@@ -8,14 +8,15 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/evict"
 )
 
 // owned is a pool of 256 blocks of 1 KiB with an owner that may have this many.
 func owned(t testing.TB, blocks int) (*Pool, pool.Owner) { return ownedWith(t, blocks, nil) }
 
-func ownedWith(t testing.TB, blocks int, policy pool.Policy) (*Pool, pool.Owner) {
-	p, err := Open(Options{Bytes: 256 << 10, SlabBytes: 4 << 10, Policy: policy})
+func ownedWith(t testing.TB, blocks int, policy advisor.Policy) (*Pool, pool.Owner) {
+	p, err := Open(Options{Bytes: 256 << 10, SlabBytes: 4 << 10, Advisor: asAdvisor(policy)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +337,7 @@ func TestBudgetsHoldAtRandom(t *testing.T) {
 	t.Run("hazard", func(t *testing.T) { holdAtRandom(t, evict.NewHazard()) })
 }
 
-func holdAtRandom(t *testing.T, policy pool.Policy) {
+func holdAtRandom(t *testing.T, policy advisor.Policy) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvagent/kvagent/pool/dram/advisor"
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/slab"
@@ -63,35 +63,6 @@ func (c *core) persistParent(e, parent uint32) {
 		w = arena.ParentOf(p.head, p.hash.Tag())
 	}
 	c.file.Touch(func() { c.header(c.recs.All[e].head).Parent.Store(w) })
-}
-
-// persistMove copies a moved shard's header to its new slot. Until the old one is cleared both are
-// valid and alike, and the next process may use either. The children of the entry are updated to
-// its new place. The old header is cleared in a Touch of its own, even if the new one cannot be
-// written: its slot is given to another entry.
-func (c *core) persistMove(e uint32, m *move) {
-	f := c.file
-	if f == nil {
-		return
-	}
-	old, h := c.header(m.slot), c.header(m.to)
-	f.Touch(func() {
-		h.Parent.Store(old.Parent.Load())
-		h.Used.Store(old.Used.Load())
-		if old.Check.Load() == 0 {
-			return
-		}
-		h.Block = old.Block
-		h.Check.Store(h.SumOf(m.to))
-	})
-	if m.shard == 0 {
-		child := c.recs.All[e].child
-		for n := 0; child != none && n < maxMoveChildren; n++ {
-			c.persistParent(child, e)
-			child = c.recs.All[child].next
-		}
-	}
-	f.Touch(func() { old.Check.Store(0) })
 }
 
 // tick sets the clock that persistShard and persistUse write.
@@ -180,40 +151,35 @@ func openFile(o *Options) (*Pool, error) {
 	r := &Recovery{Path: o.Path}
 	r.New, r.Cold = f.State()
 	page, _ := a.Page()
-	adv := advisor.New(o.Policy, o.Clock)
-	c, err := o.core(f, page, adv, r)
+	c, err := o.core(f, page, r)
 	if errors.Is(err, slab.ErrClash) || errors.Is(err, errLost) {
 		r.Cold = err.Error()
 		f.Erase()
-		c, err = o.core(f, page, adv, r)
+		c, err = o.core(f, page, r)
 	}
 	if err != nil {
-		adv.Close()
 		return nil, errors.Join(err, f.Unmap(), a.Close())
 	}
 	p := start(o, a, c)
-	p.noter = startNoter(f, adv)
+	p.noter = startNoter(f, o.Advisor)
 	r.Took = time.Since(began)
 	p.info.Recovery = r
 	return p, nil
 }
 
 // core builds the index of a file's content, empty if that cannot be used.
-func (o *Options) core(f *arena.File, page int64, a *advisor.Advisor, r *Recovery) (*core, error) {
+func (o *Options) core(f *arena.File, page int64, r *Recovery) (*core, error) {
 	c, err := newCore(o, page, f.Seed(), f)
 	if err != nil {
 		return nil, err
 	}
-	c.advisor = a
-	for _, n := range f.BadPages() { // also of a file whose content is not used; no slab is cut yet
-		c.slabs.Retire(n * page)
-	}
-	r.BadPages = int(c.slabs.BadStats().Pages)
 	if r.New || r.Cold != "" {
 		return c, nil
 	}
-	if err := a.Learn(f.SavedLearned); err != nil {
-		r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
+	if learned := f.SavedLearned(); learned != nil && c.advisor != nil {
+		if err := c.advisor.Learn(learned); err != nil {
+			r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
+		}
 	}
 	if !f.Touch(func() { err = c.restore(f, o.SlabBytes, r) }) {
 		err = errLost
@@ -230,12 +196,12 @@ const noteInterval = 10 * time.Second
 // fileNoter owns the file and writes these notes from a goroutine; nil: there is no file.
 type fileNoter struct {
 	file    *arena.File
-	advisor *advisor.Advisor
+	advisor pool.Advisor // nil: none
 	ending  chan struct{}
 	done    sync.WaitGroup
 }
 
-func startNoter(f *arena.File, a *advisor.Advisor) *fileNoter {
+func startNoter(f *arena.File, a pool.Advisor) *fileNoter {
 	k := &fileNoter{file: f, advisor: a, ending: make(chan struct{})}
 	k.done.Go(k.run)
 	return k
@@ -256,8 +222,10 @@ func (k *fileNoter) run() {
 }
 
 func (k *fileNoter) note() {
-	if b := k.advisor.Learned(); b != nil {
-		k.file.SaveLearned(b)
+	if k.advisor != nil {
+		if b := k.advisor.Learned(); b != nil {
+			k.file.SaveLearned(b)
+		}
 	}
 	k.file.NoteAlive()
 }

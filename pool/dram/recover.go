@@ -27,9 +27,7 @@ type Recovery struct {
 	Lost    int    // headers that cannot be read because their pages went bad
 	Partial int    // entries dropped because not all shards were stored
 	Notes   []string
-
-	BadPages int // of the arena, retired by earlier processes
-	Took     time.Duration
+	Took    time.Duration
 }
 
 // errLost is a page of the index that went bad while it was read: the file is not used then.
@@ -46,9 +44,7 @@ func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 	}
 	s.readAll()
 	for shard := range pool.MaxShards {
-		if !s.attach(uint8(shard)) {
-			return errors.New("dram: no memory for the index")
-		}
+		s.attach(uint8(shard))
 	}
 	r.Damaged, r.Stale, r.Lost = int(s.damaged.Load()), int(s.stale.Load()), int(s.lost.Load())
 	r.Partial = s.giveUpPartial()
@@ -84,11 +80,11 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 			record.Remove()
 			continue
 		}
-		sp := c.newSpace(&spec)
-		sp.record, sp.generation = n, generation
-		if !c.newRealm(sp) {
+		sp, err := c.newSpace(&spec)
+		if err != nil {
 			continue
 		}
+		sp.record, sp.generation = n, generation
 		out[n], c.unopened[spec.Fingerprint] = sp, sp
 		r.Spaces++
 	}
@@ -135,10 +131,6 @@ func (s *scan) whole(h *arena.Header, slot uint32) bool {
 	if h.Check.Load() == 0 {
 		return false
 	}
-	if s.slabs.IsBad(slot) { // its page was retired
-		h.Check.Store(0)
-		return false
-	}
 	if counter := s.judge(h, slot); counter != nil {
 		counter.Add(1)
 		h.Check.Store(0)
@@ -167,16 +159,7 @@ func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
 // attach adds one shard of all entries to the index: shard 0 makes the entry, the others are linked
 // to it in order. A shard is left over if its shard 0 had been cleared when the process was killed
 // during an eviction, or if it had been copied when it was killed during a move.
-func (s *scan) attach(shard uint8) bool {
-	if shard == 0 {
-		total := 0
-		for _, slots := range s.found {
-			total += len(slots)
-		}
-		if !s.table.Reserve(total) {
-			return false
-		}
-	}
+func (s *scan) attach(shard uint8) {
 	for n := range s.found {
 		for ; len(s.found[n]) > 0 && uint8(s.found[n][0]>>32) == shard; s.found[n] = s.found[n][1:] {
 			slot := uint32(s.found[n][0])
@@ -185,7 +168,6 @@ func (s *scan) attach(shard uint8) bool {
 			}
 		}
 	}
-	return true
 }
 
 func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
@@ -222,7 +204,6 @@ func (c *core) restoreEntry(id ident, k offheap.Key, slot uint32) uint32 {
 		return none
 	}
 	wide, ok := c.widen(e, len(c.group(id).classes))
-	c.table.Grow(c.hashes)
 	if !ok || !c.table.Put(c.seed.Hash(uint32(id), k), e) {
 		c.freeRecord(e)
 		return none
@@ -250,7 +231,7 @@ func (s *scan) giveUpPartial() (n int) {
 			s.header(slot).Check.Store(0)
 			slot = next
 		}
-		c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)
+		c.table.Remove(c.hash(e), e)
 		c.stats.Partial--
 		c.leaveRealm(r.ident.realm())
 		c.freeRecord(e)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/evict"
 )
 
@@ -184,13 +185,13 @@ func TestUnopenedIsEvicted(t *testing.T) {
 // TestOrderOfUseOutlivesTheProcess checks that the chain loaded last stays, and that of the others
 // the suffix is evicted first.
 func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
-	for name, policy := range map[string]func() pool.Policy{
-		"none": func() pool.Policy { return nil }, "lru": func() pool.Policy { return evict.NewLRU() },
+	for name, policy := range map[string]func() advisor.Policy{
+		"none": func() advisor.Policy { return nil }, "lru": func() advisor.Policy { return evict.NewLRU() },
 	} {
 		now := time.Unix(1_700_000_000, 0)
 		o := Options{
 			Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: func() time.Time { return now },
-			Policy: policy(),
+			Advisor: asAdvisor(policy()),
 		}
 		p := reopen(t, o)
 		id := openSpec(t, p, keptSpec)
@@ -203,7 +204,7 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 		_, refs, _ := p.Pin(id, 0, chains[0], math.MaxInt64, nil)
 		p.Unpin(refs)
 		closePool(t, p)
-		now, o.Policy = now.Add(time.Second), policy()
+		now, o.Advisor = now.Add(time.Second), asAdvisor(policy())
 		p = reopen(t, o)
 		id = openSpec(t, p, keptSpec)
 		put(t, p, id, randomChain(nil, 4, 14)) // 4 slots are free
@@ -223,20 +224,20 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 func TestLearnedOutlivesTheProcess(t *testing.T) {
 	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
 	learned := &learner{Policy: evict.NewLRU(), gives: []byte("what it learned")}
-	o.Policy = learned
+	o.Advisor = asAdvisor(learned)
 	closePool(t, reopen(t, o))
 	again := &learner{Policy: evict.NewLRU()}
-	o.Policy = again
+	o.Advisor = asAdvisor(again)
 	p := reopen(t, o)
 	if string(again.got) != "what it learned" {
 		t.Errorf("it got %q back", again.got)
 	}
 	closePool(t, p)
 	again.gives = make([]byte, 100_000)
-	o.Policy = again
+	o.Advisor = asAdvisor(again)
 	closePool(t, reopen(t, o))
 	refuses := &learner{Policy: evict.NewLRU(), refuse: errors.New("of another version")}
-	o.Policy = refuses
+	o.Advisor = asAdvisor(refuses)
 	p = reopen(t, o)
 	if r := p.Info().Recovery; len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "of another version") ||
 		len(refuses.got) != 100_000 {
@@ -246,7 +247,7 @@ func TestLearnedOutlivesTheProcess(t *testing.T) {
 }
 
 type learner struct {
-	pool.Policy
+	advisor.Policy
 	gives, got []byte
 	refuse     error
 }

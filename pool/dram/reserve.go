@@ -5,111 +5,88 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // Reserve implements pool.Slots.
 func (p *Pool) Reserve(b *pool.Batch) {
-	p.advisor.CatchUp()
-	need, over := p.reserve(b, false)
-	if need > 0 {
+	if p.advisor != nil {
+		p.advisor.CatchUp()
+	}
+	r := p.reserve(b, false)
+	if r.need > 0 {
 		var f func(need int64) bool
-		if p.locked(func(c *core) { f = c.pressure }); f != nil && f(need) {
-			need, over = p.reserve(b, true)
+		if p.locked(func(c *core) { f = c.pressure }); f != nil && f(r.need) {
+			r = p.reserve(b, true)
 		}
 	}
-	if need > 0 || over > 0 {
-		p.countBusy(b, over)
+	if r.need > 0 || r.overs > 0 {
+		p.countBusy(b, r.overs)
 	}
 }
 
-// reserve decides a batch, or on a retry what was Busy in it, and returns the bytes that found no
-// room, and the blocks for which the owner's budget has none.
-func (p *Pool) reserve(b *pool.Batch, retry bool) (need int64, over int) {
-	g := progress{retry: retry, want: wanted{class: slab.NoClass, sources: bySpare | byEviction}}
-	for g.at < b.Hashes.N {
-		p.reservePart(b, min(g.at+lockStride, b.Hashes.N), &g)
-		if g.want.class == slab.NoClass {
-			continue
-		}
-		if g.gathers++; g.gathers > maxGathers*len(g.classes) || !p.gather(&g) {
-			g.want.sources &^= g.want.source
-		}
-	}
-	return g.need, g.over
-}
-
-// progress is the state of a batch while the lock is released.
-type progress struct {
-	at    int   // next hash
-	need  int64 // bytes that found no room
-	retry bool
-	full  pool.Status // Busy: nothing more can be evicted; Unwanted: the policy refused a block
-	over  int         // blocks that the owner's budget has no room for; none of its entries can be evicted
-
-	want    wanted
-	classes []int32  // of the entry of the next hash, if a slab is wanted for it
-	parent  pool.Ref // parent of that entry
-	gathers int      // slabs gathered for it
-	moved   int64    // bytes
-	mayMove int64
-}
-
-// reservePart decides hashes up to index to, or up to one for which a slab is wanted.
-func (p *Pool) reservePart(b *pool.Batch, to int, g *progress) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	r := reservation{core: c, batch: b, full: g.full, over: g.over > 0}
-	refusal := r.open()
-	if refusal != pool.OK {
-		for ; g.at < to; g.at++ {
-			if !g.retry || b.Status[g.at] == pool.Busy { // what was reserved before stays the caller's
-				b.Status[g.at], b.Slots[g.at] = refusal, pool.Slot{}
-			}
-		}
-		g.want.class = slab.NoClass
-		return
-	}
-	g.mayMove = maxMoved + r.bytes*int64(b.Hashes.N)
-	c.work.refill()
-	c.age()
-	r.before = r.predecessor(g.at)
-	c.wanted = wanted{class: slab.NoClass, sources: g.want.sources}
-	for ; g.at < to; g.at++ {
-		if g.retry && b.Status[g.at] != pool.Busy {
-			r.before = c.find(r.id, b.Hashes.At(g.at))
-			continue
-		}
-		before := r.before
-		b.Status[g.at], b.Slots[g.at] = r.one(b.Hashes.At(g.at))
-		if c.wanted.class != slab.NoClass {
-			g.classes, g.parent = c.group(r.id).classes, c.ref(before)
-			break
-		}
-		g.gathers = 0
-		switch {
-		case b.Status[g.at] != pool.Busy:
-		case r.over:
-			g.over++
-		default:
-			g.need += r.bytes
-		}
-	}
-	g.want, g.full = c.wanted, r.full
-}
-
-// reservation is a batch being decided under the lock.
+// reservation is a batch being decided. core is used with the lock held, which is released between
+// two parts.
 type reservation struct {
 	*core
 	batch  *pool.Batch
+	retry  bool // only what was Busy is decided
+	next   int  // hash
 	id     ident
 	bytes  int64  // of an entry
 	before uint32 // the entry before the next hash; none if it is not stored
 	at     cursor
-	full   pool.Status // as in progress
+	full   pool.Status // Busy: nothing more can be evicted; Unwanted: the policy refused a block
+	need   int64       // bytes that found no room
 	over   bool        // the owner's budget has no room, and none of its entries can be evicted
+	overs  int         // blocks refused for that
 	own    uint32      // the last entry made, which the next one of the owner is older than
+}
+
+// reserve decides a batch, or on a retry what was Busy in it.
+func (p *Pool) reserve(b *pool.Batch, retry bool) reservation {
+	r := reservation{core: p.core, batch: b, retry: retry}
+	for r.next < b.Hashes.N {
+		p.reservePart(&r, min(r.next+lockStride, b.Hashes.N))
+	}
+	return r
+}
+
+// reservePart decides hashes up to index to, or up to one for which a slab was taken.
+func (p *Pool) reservePart(r *reservation, to int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c, b := p.core, r.batch
+	refusal := r.open()
+	c.work.refill()
+	if refusal == pool.OK {
+		r.before = r.predecessor(r.next)
+	}
+	for ; r.next < to && c.work.taken == 0; r.next++ {
+		i := r.next
+		decided := r.retry && b.Status[i] != pool.Busy // what was reserved before stays the caller's
+		switch {
+		case decided && refusal == pool.OK:
+			r.before = c.find(r.id, b.Hashes.At(i))
+		case decided:
+		case refusal != pool.OK:
+			b.Status[i], b.Slots[i] = refusal, pool.Slot{}
+		default:
+			r.decide(i)
+		}
+	}
+}
+
+// decide decides one hash.
+func (r *reservation) decide(i int) {
+	b := r.batch
+	b.Status[i], b.Slots[i] = r.one(b.Hashes.At(i))
+	switch {
+	case b.Status[i] != pool.Busy:
+	case r.over:
+		r.overs++
+	default:
+		r.need += r.bytes
+	}
 }
 
 // open returns why nothing of the batch can be reserved, or OK.
@@ -147,7 +124,7 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 			e = c.create(r.id, hash, r.before)
 			if c.refused {
 				r.full = pool.Unwanted
-			} else if e == none && c.wanted.class == slab.NoClass {
+			} else if e == none {
 				r.full = pool.Busy
 			}
 			c.refused, c.incoming = false, 0
@@ -165,8 +142,11 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 }
 
 func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
-	if status := c.shardStatus(e, shard); status != pool.OK {
-		return status, pool.Slot{}
+	switch {
+	case c.isPresent(e, shard):
+		return pool.Exists, pool.Slot{}
+	case c.isWriting(e, shard):
+		return pool.InProgress, pool.Slot{}
 	}
 	c.leaveLists(e) // it may have been partial
 	c.beginWriting(e, shard)
@@ -195,34 +175,6 @@ func (p *Pool) countBusy(b *pool.Batch, over int) {
 	}
 	p.core.stats.Busy += uint64(busy - over)
 	p.core.owners.Refused(b.Owner, over)
-}
-
-// Peek implements pool.Slots.
-func (p *Pool) Peek(b *pool.Batch) {
-	p.strides(b.Hashes.N, func(c *core, from, to int) {
-		r := reservation{core: c, batch: b}
-		refusal := r.open()
-		for i := from; i < to; i++ {
-			b.Status[i] = refusal
-			if refusal != pool.OK {
-				continue
-			}
-			if e := r.find(r.id, b.Hashes.At(i)); e != none {
-				b.Status[i] = r.shardStatus(e, b.Shard)
-			}
-		}
-	})
-}
-
-// shardStatus returns Exists or InProgress for a shard that is stored or being written, else OK.
-func (c *core) shardStatus(e uint32, shard uint8) pool.Status {
-	switch {
-	case c.isPresent(e, shard):
-		return pool.Exists
-	case c.isWriting(e, shard):
-		return pool.InProgress
-	}
-	return pool.OK
 }
 
 // Commit implements pool.Slots. It clears the Ref of each slot, so a second Commit does nothing.

@@ -18,16 +18,13 @@ func (p *Pool) Probe(s pool.Slot) bool {
 }
 
 // probe retires the unreadable pages between two offsets of the arena, and returns their number.
-func (p *Pool) probe(from, to int64) (bad int) { return p.probeReporting(from, to, p.reportBad) }
-
-// probeReporting does as probe, and passes newly retired pages to tell.
-func (p *Pool) probeReporting(from, to int64, tell func(BadPage)) (bad int) {
+func (p *Pool) probe(from, to int64) (bad int) {
 	for off := max(from, 0) / p.info.PageBytes * p.info.PageBytes; off < to; off += p.info.PageBytes {
 		if !pagefault.Readable(p.base, off) {
 			var page BadPage
 			fresh := false
-			if p.locked(func(c *core) { page, fresh = c.retire(off) }); fresh {
-				tell(page)
+			if p.locked(func(c *core) { page, fresh = c.retire(off) }); fresh && p.onBadPage != nil {
+				p.onBadPage(page)
 			}
 			bad++
 		}
@@ -35,17 +32,9 @@ func (p *Pool) probeReporting(from, to int64, tell func(BadPage)) (bad int) {
 	return bad
 }
 
-func (p *Pool) reportBad(page BadPage) {
-	if p.onBadPage != nil {
-		p.onBadPage(page)
-	}
-}
-
 func (c *core) retire(off int64) (page BadPage, fresh bool) {
 	used, fresh := c.slabs.Retire(off)
-	if page.Bytes, page.Pages = c.slabs.BadSize(); fresh {
-		c.file.MarkBad(off / page.Bytes)
-	}
+	page.Bytes, page.Pages = c.slabs.PageBytes(), c.slabs.BadStats().Pages
 	var entries []uint32
 	for _, slot := range used {
 		if e := c.owner(slot); e != none {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvagent/kvagent/pagefault"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/evict"
 )
 
@@ -27,7 +28,7 @@ const (
 	saidResetting = 'b' // before ResetSpace
 	saidReset     = 'r' // after ResetSpace had returned
 	saidFull      = 'f' // the pool is full, the storm begins
-	saidMoved     = 'm' // slots moved so far, instead of a block
+	saidTaken     = 't' // slabs that went to another class so far, instead of a block
 
 	stormPool    = 16 << 20 // bytes
 	stormSlab    = 64 << 10
@@ -50,8 +51,8 @@ func stormSpecs() []pool.Spec {
 	return out
 }
 
-func openStorm(path string, policy pool.Policy) (*Pool, error) {
-	p, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path, Policy: policy})
+func openStorm(path string, policy advisor.Policy) (*Pool, error) {
+	p, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path, Advisor: asAdvisor(policy)})
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +89,7 @@ func Storm() {
 		panic(err)
 	}
 	s := &storm{out: os.NewFile(3, "to the parent"), seed: seed}
-	var policy pool.Policy = evict.NewLRU()
+	var policy advisor.Policy = evict.NewLRU()
 	if seed%2 == 0 {
 		policy = evict.NewHazard()
 	}
@@ -112,7 +113,7 @@ type storm struct {
 
 // teller reports the blocks that the pool drops.
 type teller struct {
-	pool.Policy
+	advisor.Policy
 	storm *storm
 }
 
@@ -168,7 +169,7 @@ func (s *storm) work(worker int) {
 		}
 		st := s.p.Stats()
 		if worker == 0 {
-			s.say(saidMoved, 0, st.Moved)
+			s.say(saidTaken, 0, st.Reassigned)
 		}
 		if st.Used > stormPool*9/10 {
 			s.full.Do(func() { s.say(saidFull, 0, 0) })

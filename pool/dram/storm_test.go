@@ -56,12 +56,12 @@ func TestKilledInAStorm(t *testing.T) {
 		s.round()
 	}
 	rounds = int(s.number)
-	if s.moved == 0 {
-		t.Error("a storm without weather: nothing moved")
+	if s.taken == 0 {
+		t.Error("a storm without weather: no slab was taken")
 	}
-	t.Logf("%d kills: %d blocks were committed, %d evicted or reset, %d slots moved; "+
+	t.Logf("%d kills: %d blocks were committed, %d evicted or reset, %d slabs taken; "+
 		"of %d that had to be there after a kill %d were (%.3f %%); slowest recovery %v",
-		rounds, s.committed, s.evicted, s.moved, s.expected, s.back, 100*float64(s.back)/float64(s.expected), s.slowest)
+		rounds, s.committed, s.evicted, s.taken, s.expected, s.back, 100*float64(s.back)/float64(s.expected), s.slowest)
 	if s.thin*20 > rounds {
 		t.Errorf("less than %.0f %% of the pool was used in %d of %d rounds", 100*stormUsed, s.thin, rounds)
 	}
@@ -81,7 +81,7 @@ type stormCheck struct {
 
 	committed, evicted, resets, expected, back int
 	thin                                       int // rounds in which less than stormUsed of the pool was used
-	moved                                      uint64
+	taken                                      uint64
 	slowest                                    time.Duration
 }
 
@@ -156,8 +156,8 @@ func (s *stormCheck) killed() []byte {
 func (s *stormCheck) hear(said []byte) {
 	evicted := map[uint64]bool{}
 	var resetting []uint64
-	moved := uint64(0)
-	defer func() { s.moved += moved }()
+	taken := uint64(0)
+	defer func() { s.taken += taken }()
 	for r := bytes.NewReader(said); ; {
 		var b [stormRecord]byte
 		if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -174,8 +174,8 @@ func (s *stormCheck) hear(said []byte) {
 			s.evicted++
 			evicted[number] = true
 			delete(s.stored, number)
-		case saidMoved:
-			moved = number
+		case saidTaken:
+			taken = number
 		case saidResetting:
 			resetting = s.storedIn(resetSpace)
 		case saidReset:

@@ -65,8 +65,8 @@ func (h *Hazard) scoreAll() {
 	}
 }
 
-// Access implements pool.Policy. A repeated look-up of a recent chain counts as the same request,
-// and nothing is learned from it.
+// Access implements advisor.Policy. A repeated look-up of a recent chain counts as the same
+// request, and nothing is learned from it.
 func (h *Hazard) Access(u *pool.Use) {
 	length := len(u.Prints)
 	if length == 0 {
@@ -209,8 +209,8 @@ func (h *Hazard) age(now uint32, blocks int) {
 	}
 }
 
-// Insert implements pool.Policy. A block that was looked up or advised on before has the class that
-// it got then.
+// Insert implements advisor.Policy. A block that was looked up or advised on before has the class
+// that it got then.
 func (h *Hazard) Insert(in *pool.Insertion) {
 	if len(in.Entries) == 0 {
 		return
@@ -245,7 +245,7 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts), 1+len(in.Entries))
 }
 
-// Remove implements pool.Policy. Removed entries are remembered as ghosts.
+// Remove implements advisor.Policy. Removed entries are remembered as ghosts.
 func (h *Hazard) Remove(entries []uint32) {
 	for _, e := range entries {
 		n := h.find(e)
@@ -263,7 +263,7 @@ func (h *Hazard) Remove(entries []uint32) {
 	}
 }
 
-// Advise implements pool.Policy. The age of the blocks begins anew, so that it is the time since
+// Advise implements advisor.Policy. The age of the blocks begins anew, so that it is the time since
 // the end of the request. What is told of blocks that are neither stored nor remembered is lost, as
 // are most wishes while they tell nothing: the others show when they do.
 func (h *Hazard) Advise(a *pool.Advice) {
@@ -294,7 +294,8 @@ func (h *Hazard) advised(s state, a *pool.Advice, now uint32) (state, bool) {
 	return state{used: now, class: class, base: s.base}, true
 }
 
-// Class implements pool.Policy: classes that differ only in their gap have one name, as in Report.
+// Class implements advisor.Policy: classes that differ only in their gap have one name, as in
+// Report.
 func (h *Hazard) Class(e uint32) string {
 	n := h.find(e)
 	if n == nil {
@@ -303,7 +304,7 @@ func (h *Hazard) Class(e uint32) string {
 	return groupNames[h.runs.at(n.run).class/gaps]
 }
 
-// Report implements pool.Policy. It names the classes that have entries, or had.
+// Report implements advisor.Policy. It names the classes that have entries, or had.
 func (h *Hazard) Report() pool.PolicyReport {
 	r := pool.PolicyReport{
 		Name: HazardName, Entries: h.entries, Ghosts: h.ghosts.count, Bytes: h.bytes(),

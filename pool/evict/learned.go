@@ -33,7 +33,7 @@ var (
 	_ = [pool.MaxLearned - learnedBytes]byte{}
 )
 
-// Learned implements pool.Learner.
+// Learned implements advisor.Learner.
 func (h *Hazard) Learned() []byte {
 	t := h.tables
 	t.settleAll()
@@ -46,7 +46,7 @@ func (h *Hazard) Learned() []byte {
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-// Learn implements pool.Learner.
+// Learn implements advisor.Learner.
 func (h *Hazard) Learn(b []byte) error {
 	if len(b) != learnedBytes {
 		return fmt.Errorf("%w: %d bytes, must be %d", ErrLearned, len(b), learnedBytes)

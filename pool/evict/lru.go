@@ -1,6 +1,9 @@
 package evict
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
+)
 
 // Names of policies, the values of --eviction.
 const (
@@ -14,7 +17,7 @@ const (
 var Names = []string{HazardName, LRUName}
 
 // Named returns a new policy of this name.
-func Named(eviction string) pool.Policy {
+func Named(eviction string) advisor.Policy {
 	if eviction == LRUName {
 		return NewLRU()
 	}
@@ -48,7 +51,7 @@ func (l *LRU) find(e uint32) *lruNode {
 // NewLRU returns an LRU without entries.
 func NewLRU() *LRU { return &LRU{} }
 
-// Access implements pool.Policy. A block becomes more recent than those after it in the chain.
+// Access implements advisor.Policy. A block becomes more recent than those after it in the chain.
 func (l *LRU) Access(u *pool.Use) {
 	now := millis(u.Now)
 	for i := len(u.Entries) - 1; i >= 0; i-- {
@@ -66,7 +69,7 @@ func (l *LRU) use(e uint32, n *lruNode, now uint32) {
 	insert(o, l.nodes, e, o.newest)
 }
 
-// Insert implements pool.Policy.
+// Insert implements advisor.Policy.
 func (l *LRU) Insert(in *pool.Insertion) {
 	now := millis(in.Now)
 	for i := len(in.Entries) - 1; i >= 0; i-- {
@@ -81,7 +84,7 @@ func (l *LRU) Insert(in *pool.Insertion) {
 	}
 }
 
-// Remove implements pool.Policy.
+// Remove implements advisor.Policy.
 func (l *LRU) Remove(entries []uint32) {
 	for _, e := range entries {
 		if n := l.find(e); n != nil {
@@ -92,10 +95,10 @@ func (l *LRU) Remove(entries []uint32) {
 	}
 }
 
-// Advise implements pool.Policy.
+// Advise implements advisor.Policy.
 func (l *LRU) Advise(*pool.Advice) {}
 
-// Victim implements pool.Policy. It refuses nothing.
+// Victim implements advisor.Policy. It refuses nothing.
 func (l *LRU) Victim(now int64, kinds, _ uint64, v pool.View) uint32 {
 	for range maxSteps {
 		o, e := l.oldest(kinds, millis(now))
@@ -133,10 +136,10 @@ func (l *LRU) oldest(kinds uint64, now uint32) (o *order, e uint32) {
 	return o, e
 }
 
-// Class implements pool.Policy.
+// Class implements advisor.Policy.
 func (l *LRU) Class(uint32) string { return "" }
 
-// Report implements pool.Policy.
+// Report implements advisor.Policy.
 func (l *LRU) Report() pool.PolicyReport {
 	return pool.PolicyReport{Name: "lru", Entries: l.entries, Bytes: l.nodes.bytes()}
 }

@@ -5,15 +5,16 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 	"github.com/kvagent/kvagent/pool/evict"
 )
 
 var policies = []struct {
 	name string
-	make func() pool.Policy
+	make func() advisor.Policy
 }{
-	{"hazard", func() pool.Policy { return evict.NewHazard() }},
-	{"lru", func() pool.Policy { return evict.NewLRU() }},
+	{"hazard", func() advisor.Policy { return evict.NewHazard() }},
+	{"lru", func() advisor.Policy { return evict.NewLRU() }},
 }
 
 // TestVictims plays pools at random: never a hole, never a held entry, never nothing while

@@ -16,7 +16,7 @@ const (
 
 var inf = float32(math.Inf(1))
 
-// Victim implements pool.Policy. An entry with a child is worth as much as the child, which goes
+// Victim implements advisor.Policy. An entry with a child is worth as much as the child, which goes
 // first: it follows the child in its run. An entry in use is parked.
 func (h *Hazard) Victim(now int64, kinds uint64, print uint64, v pool.View) uint32 {
 	t := h.clock.advance(now)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 )
 
 // world plays a pool with random chains, pins and half-written entries, and checks the contract of
@@ -12,7 +13,7 @@ import (
 type world struct {
 	t      *testing.T
 	rand   *rand.Rand
-	policy pool.Policy
+	policy advisor.Policy
 	parent map[uint32]uint32
 	kids   map[uint32][]uint32
 	held   map[uint32]bool
@@ -24,7 +25,7 @@ type world struct {
 
 const worldEntries = 600
 
-func newWorld(t *testing.T, p pool.Policy, seed uint64) *world {
+func newWorld(t *testing.T, p advisor.Policy, seed uint64) *world {
 	w := &world{
 		t: t, policy: p, rand: rand.New(rand.NewPCG(seed, 3)), now: 1,
 		parent: map[uint32]uint32{}, kids: map[uint32][]uint32{}, held: map[uint32]bool{},

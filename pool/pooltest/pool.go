@@ -63,7 +63,6 @@ func TestPoolInAnyOrder(t *testing.T, open Open) {
 		{"ResetUnderPressure", testResetUnderPressure},
 		{"PartialGoesUnderPressure", testPartialPressure},
 		{"PartialDoesNotTakeItsChain", testPartialChain},
-		{"PartialGoesWithAge", testPartialAge},
 		{"ResetDropsAtOnce", testReset},
 		{"ResetMakesCommitStale", testResetCommit},
 		{"ResetIsSweptLater", testSweep},

@@ -2,9 +2,7 @@ package pooltest
 
 import (
 	"fmt"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -105,46 +103,6 @@ func testPartialChain(t *testing.T, open Open) {
 	if s := f.Stats(); s.Evicted != 2 {
 		t.Fatalf("%d entries evicted for two blocks: what hangs on a partial entry went with it", s.Evicted)
 	}
-	f.empty()
-}
-
-// partialWait exceeds the time for which a pool may keep a partial entry that no job writes, while
-// there are reservations.
-const partialWait = 61 * time.Second
-
-func testPartialAge(t *testing.T, open Open) {
-	var mu sync.Mutex
-	now := time.Unix(1e9, 0)
-	o := small
-	o.Clock = func() time.Time {
-		mu.Lock()
-		defer mu.Unlock()
-		return now
-	}
-	wait := func(d time.Duration) {
-		mu.Lock()
-		now = now.Add(d)
-		mu.Unlock()
-	}
-	f := start(t, open, o, model("two", 1, 1024, 1024))
-	f.save(chain("partial", 3), 0, nil)
-	late := f.batch(chain("late", 1), 0, nil)
-	f.Reserve(late)
-	wait(29 * time.Second)
-	f.save(chain("a", 1), 0, nil)
-	if s := f.Stats(); s.Partial != 5 {
-		t.Fatalf("%d partial entries after 29 s, want 5: too early", s.Partial)
-	}
-	for range 3 {
-		wait(partialWait)
-		f.save(chain("a", 1), 0, nil)
-	}
-	if s := f.Stats(); s.Partial > 2 {
-		t.Fatalf("%d partial entries long after, want the one that is being written and the last one", s.Partial)
-	}
-	f.write(late)
-	f.Commit(late.Slots, late.Epoch, late.Status)
-	f.wantStatus(late, pool.OK, "an entry was reclaimed while it was written")
 	f.empty()
 }
 

@@ -171,6 +171,9 @@ func nameNodes(nodes []int) string {
 	return fmt.Sprintf("NUMA nodes %v in turn", slices.Sorted(slices.Values(nodes)))
 }
 
+// MaxBadPages is with how many bad pages a pool is not healthy.
+const MaxBadPages = 256
+
 // populatePiece is populated in one call, which bounds how long Close waits.
 const populatePiece = 64 << 20
 

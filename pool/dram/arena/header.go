@@ -114,25 +114,25 @@ func (f *File) Header(cell uint32) *Header { return &f.headers[cell] }
 // UsableHeaders returns how many headers have memory.
 func (f *File) UsableHeaders() int { return f.usable }
 
-// A pool's file, format 3. All numbers are little-endian. Offsets are from the beginning of the
+// A pool's file, format 4. All numbers are little-endian. Offsets are from the beginning of the
 // file, and each area begins on a page of the file system (2 MiB on hugetlbfs). A process that maps
 // the arena alone cannot access the other areas.
 //
 //	arena      the slots, slab after slab
 //	headers    64 bytes a slot, those of a slab together; sparse, grows as slabs are used
-//	learned    two copies of what the policy learned
+//	learned    what the policy learned
 //	spaces     MaxSpaces records of spaceBytes; sparse
 //	slabs      8 bytes a slab: the slots it is cut into, and where their headers are
 //	superblock the last superBytes of the file
 const (
-	fileFormat = 3
+	fileFormat = 4
 
 	superBytes    = 4 << 10
 	HeaderBytes   = 64
 	spaceBytes    = 20 << 10 // one space: not the largest of 256 shards in 16 groups
 	MaxSpaces     = 1 << 10  // spaces of a file; entries of further ones end with the process
 	SlabWordBytes = 8
-	learnedBytes  = pool.MaxLearned + 4<<10 // one copy, its head included
+	learnedBytes  = pool.MaxLearned + 4<<10 // its head included
 	// Twice the possible slots have headers, so that spans fit between others.
 	slotsPerHeader = 2
 )
@@ -152,7 +152,7 @@ func LayoutOf(arena, slab, page int64) (l Layout) {
 	l.arena, l.slab, l.page = arena, slab, page
 	l.Headers = roundUp(arena, page)
 	l.Learned = roundUp(l.Headers+l.cells()*HeaderBytes, page)
-	l.Spaces = roundUp(l.Learned+2*learnedBytes, page)
+	l.Spaces = roundUp(l.Learned+learnedBytes, page)
 	l.Slabs = roundUp(l.Spaces+MaxSpaces*spaceBytes, page)
 	l.End = roundUp(l.Slabs+l.SlabCount()*SlabWordBytes+superBytes, page)
 	l.Super = l.End - superBytes

@@ -111,39 +111,20 @@ func (f *File) FreeRecord() (n int, ok bool) {
 	return used, f.Touch(func() { f.super.spaces.Store(uint64(used) + 1) })
 }
 
-// The state that the policy learned is in a file twice, so that one copy is whole while the other
-// is written. The one with the higher number is the later.
-
-// learned returns the later whole copy, or nil, its number, and the record of the other one.
-func (f *File) learned() (b []byte, number uint64, other record) {
-	for i := range int64(2) {
-		r := record(f.area(f.layout.Learned+i*learnedBytes, learnedBytes))
-		switch got, n := r.read(), r.number().Load(); {
-		case got == nil || b != nil && n <= number:
-			other = r
-		default:
-			b, number = got, n
-			other = f.area(f.layout.Learned+(1-i)*learnedBytes, learnedBytes)
-		}
-	}
-	return b, number, other
-}
+func (f *File) learned() record { return f.area(f.layout.Learned, learnedBytes) }
 
 // SavedLearned returns what was saved; nil if there is nothing, or it cannot be read.
 func (f *File) SavedLearned() (b []byte) {
-	if !f.Touch(func() { b, _, _ = f.learned() }) {
+	if !f.Touch(func() { b = f.learned().read() }) {
 		return nil
 	}
 	return b
 }
 
-// SaveLearned saves what the policy learned, at most pool.MaxLearned bytes. One caller at a time.
+// SaveLearned saves what the policy learned, at most pool.MaxLearned bytes. It is lost if the
+// process is killed meanwhile. One caller at a time.
 func (f *File) SaveLearned(b []byte) {
-	f.Touch(func() {
-		if _, number, other := f.learned(); len(b) <= pool.MaxLearned {
-			other.state().Store(0)
-			other.number().Store(number + 1)
-			other.write(b)
-		}
-	})
+	if len(b) <= pool.MaxLearned {
+		f.Touch(func() { f.learned().write(b) })
+	}
 }

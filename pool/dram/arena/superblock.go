@@ -29,10 +29,6 @@ type superblock struct {
 	grown   atomic.Uint64 // headers that have memory
 	spaces  atomic.Uint64 // records of spaces that were ever used
 	host    [64]byte      // name of the machine or container of that process, zero-padded
-
-	// Pages of the arena that cannot be read, each 0 or a badWord. A word is written once, and
-	// stays until the file is made anew, when it gets other pages.
-	bad [MaxBadPages]atomic.Uint64
 }
 
 type superHead struct {
@@ -41,13 +37,10 @@ type superHead struct {
 	seed              [5]uint64 // of the hash table
 }
 
-// MaxBadPages is how many bad pages a file remembers; with so many the pool is not healthy.
-const MaxBadPages = 256
+// SuperEnd is the size of what the superblock holds.
+const SuperEnd = int(unsafe.Sizeof(superblock{}))
 
-// SuperHostEnd is where the bad pages begin.
-const SuperHostEnd = int(unsafe.Offsetof(superblock{}.bad))
-
-var _ = [superBytes - unsafe.Sizeof(superblock{})]byte{} // it fits
+var _ = [superBytes - SuperEnd]byte{} // it fits
 
 var (
 	superMagic = [8]byte([]byte("kvagdram"))
@@ -118,38 +111,4 @@ func (s *superblock) noteAlive() { s.alive.Store(time.Now().UnixNano()) }
 func (s *superblock) hostName() string {
 	host, _, _ := bytes.Cut(s.host[:], []byte{0})
 	return string(host)
-}
-
-func badWord(page int64) uint64 {
-	w := uint64(page) << 8
-	return w | slabCheck(w)
-}
-
-// MarkBad records a page of the arena that the next process must not use either. If no word is
-// left, the next process has to find it again.
-func (f *File) MarkBad(page int64) {
-	if f == nil {
-		return
-	}
-	f.Touch(func() {
-		for i := range f.super.bad {
-			if f.super.bad[i].CompareAndSwap(0, badWord(page)) {
-				return
-			}
-		}
-	})
-}
-
-// BadPages returns the pages of the arena that earlier processes retired.
-func (f *File) BadPages() (pages []int64) {
-	f.Touch(func() {
-		for i := range f.super.bad {
-			w := f.super.bad[i].Load()
-			page := int64(w >> 8)
-			if w != 0 && w == badWord(page) && page < (f.layout.arena+f.layout.page-1)/f.layout.page {
-				pages = append(pages, page)
-			}
-		}
-	})
-	return pages
 }

@@ -7,198 +7,78 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
-// Limits of retired memory. A page of the arena that cannot be read costs the entries on it, and is
-// not used again as long as the pool's file exists. Ranges of bytes are retired, not slots, so they
-// stay when a slab is cut into slots of another size.
-const (
-	partBad   = 16 // a pool with 1/16 of its bytes out of use is not healthy
-	maxRanges = 16 // pages retired one by one in a slab; one more retires the rest of the slab
-)
+// A page of the arena that cannot be read costs the entries on it. No slot of its slab is allocated
+// again in this process; the slab's other entries stay until they go by themselves. The next
+// process finds the page when it populates the arena.
 
-// badRange is a range of bytes of a slab.
-type badRange struct{ from, to int64 }
+// partBad is the part of its bytes without which a pool is not healthy.
+const partBad = 8
 
 // badMemory are the bad pages of the slabs.
 type badMemory struct {
-	page   int64                // bytes of a page
-	ranges map[int32][]badRange // by slab, sorted, at most maxRanges
-	out    map[uint32]bool      // slots that overlap a range, as slabs are cut now, and are neither used nor free
-	stats  pool.BadMemory
+	page  int64              // bytes of a page
+	pages map[int64]struct{} // retired, by number
+	slabs int64              // retired
 }
 
-// Retire retires the slots that overlap the page at an offset of the arena, and returns those of
-// them in use. fresh is false if the page was retired before, alone or with its slab.
+// Retire retires the slabs that overlap the page at an offset of the arena, and returns their slots
+// in use on that page. fresh is false if the page was retired before.
 func (s *Slabs) Retire(off int64) (used []uint32, fresh bool) {
-	from := off / s.bad.page * s.bad.page
+	number := off / s.bad.page
+	if _, again := s.bad.pages[number]; !again {
+		s.bad.pages[number] = struct{}{}
+		fresh = true
+	}
+	from := number * s.bad.page
 	to := min(from+s.bad.page, int64(len(s.slab))*s.bytes)
 	for n := int32(from / s.bytes); int64(n)*s.bytes < to; n++ {
-		start := int64(n) * s.bytes
-		r := badRange{max(from-start, 0), min(to-start, s.bytes)}
-		if !slices.ContainsFunc(s.bad.ranges[n], func(b badRange) bool { return b.from <= r.from && r.to <= b.to }) {
-			fresh = true
-			s.addBad(n, r)
+		s.retireSlab(n)
+		if s.slab[n].class == NoClass {
+			continue
 		}
-		used = append(used, s.takeOut(n, r)...)
-	}
-	if fresh {
-		s.bad.stats.Pages++
+		start, size := int64(n)*s.bytes, s.SlotBytes(s.slab[n].class)
+		for place, busy := range s.InUse(n) {
+			if at := start + int64(place)*size; busy && at < to && from < at+size {
+				used = append(used, s.Slot(n, uint32(place)))
+			}
+		}
 	}
 	return used, fresh
 }
 
-// addBad records a range of a slab, or the whole slab if it has too many.
-func (s *Slabs) addBad(n int32, r badRange) {
-	if s.bad.ranges == nil {
-		s.bad.ranges, s.bad.out = map[int32][]badRange{}, map[uint32]bool{}
-	}
-	had := s.bad.ranges[n]
-	if len(had) == maxRanges {
-		for _, b := range had {
-			s.bad.stats.Bytes -= b.to - b.from
-		}
-		had, r = nil, badRange{0, s.bytes}
-	}
-	at, _ := slices.BinarySearchFunc(had, r, func(a, b badRange) int { return int(a.from - b.from) })
-	s.bad.ranges[n] = slices.Insert(had, at, r)
-	s.bad.stats.Bytes += r.to - r.from
-}
-
-// takeOut retires the free slots of a slab that overlap its bad ranges. It returns those in use
-// that overlap r; they are retired when they are given back.
-func (s *Slabs) takeOut(n int32, r badRange) (used []uint32) {
+// retireSlab takes a slab out of use; its used slots stay.
+func (s *Slabs) retireSlab(n int32) {
 	b := &s.slab[n]
+	if b.bad {
+		return
+	}
 	if b.class == NoClass {
-		return nil
-	}
-	c := &s.class[b.class]
-	room := !s.full(n) && n != s.draining
-	inUse := s.InUse(n)
-	for _, place := range s.badPlaces(n, b.class) {
-		slot := uint32(n)<<s.slotBits | place
-		if place < b.fresh && inUse[place] {
-			if size := int64(c.bytes); int64(place)*size < r.to && r.from < int64(place+1)*size {
-				used = append(used, slot)
-			}
-		} else if !s.bad.out[slot] {
-			s.leave(slot)
+		s.unused = slices.DeleteFunc(s.unused, func(other int32) bool { return other == n })
+	} else {
+		if !s.full(n) {
+			s.leaveRoom(n)
 		}
+		c := &s.class[b.class]
+		c.retired += int(c.perSlab - b.used)
 	}
-	s.relinkFree(n)
-	if room && s.full(n) {
-		s.leaveRoom(n)
-	}
-	s.weigh(c)
-	return used
-}
-
-// relinkFree rebuilds the list of a slab's free slots without retired ones.
-func (s *Slabs) relinkFree(n int32) {
-	b := &s.slab[n]
-	at := b.free
-	b.free = 0
-	for at != 0 {
-		place := at - 1
-		c := &s.cells.All[b.cells+place]
-		at = c.Link
-		if !s.bad.out[uint32(n)<<s.slotBits|place] {
-			c.Link, b.free = b.free, place+1
-		}
-	}
-}
-
-// leave retires a slot that is not in use.
-func (s *Slabs) leave(slot uint32) {
-	b := &s.slab[slot>>s.slotBits]
-	s.bad.out[slot] = true
-	b.retired++
-	s.class[b.class].retired++
-}
-
-// IsBad reports whether a slot overlaps a bad range.
-func (s *Slabs) IsBad(slot uint32) bool {
-	if len(s.bad.ranges) == 0 {
-		return false
-	}
-	n := int32(slot >> s.slotBits)
-	size := int64(s.class[s.slab[n].class].bytes)
-	from := int64(slot&(1<<s.slotBits-1)) * size
-	return slices.ContainsFunc(s.bad.ranges[n], func(b badRange) bool { return from < b.to && b.from < from+size })
-}
-
-// badPlaces returns the places of a slab, cut for a class, that overlap its bad ranges, each once.
-func (s *Slabs) badPlaces(n, class int32) (places []uint32) {
-	c := &s.class[class]
-	next := int64(0)
-	for _, r := range s.bad.ranges[n] {
-		size := int64(c.bytes)
-		for at := max(next, r.from/size); at*size < r.to && at < int64(c.perSlab); at++ {
-			places = append(places, uint32(at))
-			next = at + 1
-		}
-	}
-	return places
-}
-
-// usable reports whether a slab would have a slot for a class.
-func (s *Slabs) usable(n, class int32) bool {
-	return s.bad.ranges[n] == nil || len(s.badPlaces(n, class)) < int(s.class[class].perSlab)
-}
-
-// usableOf returns the index of the last of these slabs with a slot for a class; -1: none.
-func (s *Slabs) usableOf(slabs []int32, class int32) int {
-	for i := len(slabs) - 1; i >= 0; i-- {
-		if s.usable(slabs[i], class) {
-			return i
-		}
-	}
-	return -1
-}
-
-// cutAround retires the bad slots of a slab that was just cut.
-func (s *Slabs) cutAround(n int32) {
-	if s.bad.ranges[n] == nil {
-		return
-	}
-	for _, place := range s.badPlaces(n, s.slab[n].class) {
-		s.leave(uint32(n)<<s.slotBits | place)
-	}
-}
-
-// uncut drops the retired slots of a slab that is no longer cut.
-func (s *Slabs) uncut(n int32) {
-	if s.slab[n].retired == 0 {
-		return
-	}
-	for _, place := range s.badPlaces(n, s.slab[n].class) {
-		delete(s.bad.out, uint32(n)<<s.slotBits|place)
-	}
-	s.class[s.slab[n].class].retired -= int(s.slab[n].retired)
-	s.slab[n].retired = 0
-}
-
-// pass returns the first place of a slab from place on that is not retired.
-func (s *Slabs) pass(n int32, place uint32) uint32 {
-	for s.slab[n].retired > 0 && s.bad.out[uint32(n)<<s.slotBits|place] {
-		place++
-	}
-	return place
+	b.bad = true
+	s.bad.slabs++
 }
 
 // BadStats returns the statistics of bad memory.
 func (s *Slabs) BadStats() pool.BadMemory {
-	b := s.bad.stats
-	b.MaxPages, b.MaxBytes = arena.MaxBadPages, int64(len(s.slab))*s.bytes/partBad
+	b := pool.BadMemory{
+		Pages: int64(len(s.bad.pages)), Bytes: s.bad.slabs * s.bytes,
+		MaxPages: arena.MaxBadPages, MaxBytes: int64(len(s.slab)) * s.bytes / partBad,
+	}
 	if s.file != nil {
 		b.Faults = s.file.Faulted()
 	}
 	return b
 }
 
-// BadSize returns the bytes of a page, and how many pages were retired.
-func (s *Slabs) BadSize() (page, pages int64) { return s.bad.page, s.bad.stats.Pages }
-
-// BadRanges returns the number of retired ranges of a slab.
-func (s *Slabs) BadRanges(n int32) int { return len(s.bad.ranges[n]) }
+// PageBytes returns the bytes of a page.
+func (s *Slabs) PageBytes() int64 { return s.bad.page }
 
 // spans allocates ranges of the cell table, first fit. There are at most as many as slabs.
 type spans struct {

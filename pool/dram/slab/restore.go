@@ -65,10 +65,6 @@ func (s *Slabs) Open(claimed Claims) {
 		for place := int64(b.fresh) - 1; place >= 0; place-- {
 			at := b.cells + uint32(place)
 			if claimed[at/64]&(1<<(at%64)) == 0 {
-				if slot := uint32(n)<<s.slotBits | uint32(place); s.IsBad(slot) {
-					s.leave(slot)
-					continue
-				}
 				s.cells.All[at] = Cell{Link: b.free}
 				b.free = uint32(place) + 1
 			}
@@ -79,7 +75,6 @@ func (s *Slabs) Open(claimed Claims) {
 		if b.used == 0 {
 			s.withdraw(n)
 		}
-		s.weigh(k)
 	}
 }
 
@@ -88,60 +83,15 @@ func (s *Slabs) Open(claimed Claims) {
 // Classes returns the number of classes.
 func (s *Slabs) Classes() int32 { return int32(len(s.class)) }
 
-// HasRoom reports whether a class has a free slot in its own slabs.
-func (s *Slabs) HasRoom(id int32) bool { return s.class[id].room != NoSlab }
-
-// SlabsOf returns the number of slabs of a class.
-func (s *Slabs) SlabsOf(id int32) int { return s.class[id].slabs }
-
-// AnySpare reports whether some class has as many free slots as a slab has.
-func (s *Slabs) AnySpare() bool { return s.spares > 0 }
-
-// Spare reports whether a class has as many free slots as a slab has.
-func (s *Slabs) Spare(id int32) bool { return s.class[id].spare }
+// MayGo reports whether a slab belongs to another class than this one, and is not retired.
+func (s *Slabs) MayGo(n, class int32) bool {
+	return s.slab[n].class != NoClass && s.slab[n].class != class && !s.slab[n].bad
+}
 
 // UsedIn returns the bytes of the used slots of a slab.
-func (s *Slabs) UsedIn(n int32) int64 { return int64(s.slab[n].used) * s.SlotBytes(s.slab[n].class) }
-
-// Emptiest fills near with the slabs of a class that have the fewest used slots and would have a
-// slot for another class, the emptiest first, and returns their number. It excludes the draining
-// slab.
-func (s *Slabs) Emptiest(id, other int32, near []int32) (n int) {
-	for i := range s.slab {
-		b := &s.slab[i]
-		if b.class != id || int32(i) == s.draining || !s.usable(int32(i), other) {
-			continue
-		}
-		at := n
-		for at > 0 && s.slab[near[at-1]].used > b.used {
-			at--
-		}
-		if at == len(near) {
-			continue
-		}
-		n = min(n+1, len(near))
-		copy(near[at+1:n], near[at:])
-		near[at] = int32(i)
+func (s *Slabs) UsedIn(n int32) int64 {
+	if s.slab[n].class == NoClass {
+		return 0
 	}
-	return n
-}
-
-// Drain stops allocation of slots of a slab.
-func (s *Slabs) Drain(n int32) {
-	if !s.full(n) {
-		s.leaveRoom(n)
-	}
-	s.draining = n
-}
-
-// EndDrain ends draining, and reports whether the slab is free now or else allocated from again.
-func (s *Slabs) EndDrain(n int32) (emptied bool) {
-	if s.draining != n {
-		return true
-	}
-	s.draining = NoSlab
-	if !s.full(n) {
-		s.enterRoom(n)
-	}
-	return false
+	return int64(s.slab[n].used) * s.SlotBytes(s.slab[n].class)
 }

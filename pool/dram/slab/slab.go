@@ -25,7 +25,7 @@ type slab struct {
 	cells      uint32 // first of its cells
 	fresh      uint32 // slots from here on have never been used
 	used       uint32
-	retired    uint32 // retired slots; see badMemory
+	bad        bool   // retired: no slot is allocated
 	free       uint32 // first free slot below fresh, +1
 	next, prev int32  // slabs of the class that have room, NoSlab at the ends
 }
@@ -42,8 +42,7 @@ type class struct {
 	room    int32 // first slab with a free slot
 	slabs   int
 	used    int
-	retired int  // retired slots
-	spare   bool // at least as many slots are free as a slab has, so moving entries can empty one
+	retired int // free slots of its retired slabs
 }
 
 // Slabs are the slabs of an arena. Its methods are called with the pool's lock held.
@@ -61,8 +60,6 @@ type Slabs struct {
 	used     int64  // bytes of slots in use
 	moved    uint64 // slabs that went to another class
 	bad      badMemory
-	spares   int   // classes with spare set
-	draining int32 // slab being emptied, of which no slot is allocated; NoSlab: none
 }
 
 // New cuts an arena into slabs. page is the size of its pages in bytes; f may be nil.
@@ -70,8 +67,8 @@ func New(bytes, slabBytes, page int64, f *arena.File) (s Slabs, err error) {
 	n := int(bytes / slabBytes)
 	s = Slabs{
 		slab: make([]slab, n), byBytes: map[uint32]int32{}, bytes: slabBytes,
-		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / arena.SlotUnit))), draining: NoSlab,
-		bad: badMemory{page: page}, file: f,
+		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / arena.SlotUnit))),
+		bad:      badMemory{page: page, pages: map[int64]struct{}{}}, file: f,
 	}
 	for i := n - 1; i >= 0; i-- {
 		s.slab[i] = slab{class: NoClass, last: NoClass}
@@ -107,13 +104,12 @@ func (s *Slabs) Take(id int32) (slot uint32, ok bool) {
 		place = b.free - 1
 		b.free = s.cells.All[b.cells+place].Link
 	} else {
-		place = s.pass(n, b.fresh)
-		b.fresh = place + 1
+		place = b.fresh
+		b.fresh++
 	}
 	b.used++
 	c.used++
 	s.used += int64(c.bytes)
-	s.weigh(c)
 	if s.full(n) {
 		s.leaveRoom(n)
 	}
@@ -125,15 +121,13 @@ func (s *Slabs) Give(slot uint32) {
 	n := int32(slot >> s.slotBits)
 	b := &s.slab[n]
 	c := &s.class[b.class]
-	if s.IsBad(slot) {
-		s.leave(slot) // the slab has as many free slots as before
-	} else {
-		place := slot & (1<<s.slotBits - 1)
-		s.cells.All[b.cells+place] = Cell{Link: b.free}
-		b.free = place + 1
-		if s.full(n) && n != s.draining {
-			s.enterRoom(n)
-		}
+	place := slot & (1<<s.slotBits - 1)
+	s.cells.All[b.cells+place] = Cell{Link: b.free}
+	b.free = place + 1
+	if b.bad {
+		c.retired++
+	} else if s.full(n) {
+		s.enterRoom(n)
 	}
 	b.used--
 	c.used--
@@ -141,12 +135,10 @@ func (s *Slabs) Give(slot uint32) {
 	if b.used == 0 {
 		s.withdraw(n)
 	}
-	s.weigh(c)
 }
 
 func (s *Slabs) assign(id int32) bool {
-	at := s.usableOf(s.unused, id)
-	if at < 0 {
+	if len(s.unused) == 0 {
 		return false
 	}
 	c := &s.class[id]
@@ -154,18 +146,17 @@ func (s *Slabs) assign(id int32) bool {
 	if !ok {
 		return false
 	}
-	n := s.unused[at]
+	n := s.unused[len(s.unused)-1]
 	if !s.cells.Grow(int(first+c.perSlab)) || !s.file.Assign(n, first, c.perSlab, c.bytes) {
 		s.spans.give(first, c.perSlab)
 		return false
 	}
-	s.unused = slices.Delete(s.unused, at, at+1)
+	s.unused = s.unused[:len(s.unused)-1]
 	b := &s.slab[n]
 	if b.last != NoClass && b.last != id {
 		s.moved++
 	}
 	*b = slab{class: id, last: id, cells: first}
-	s.cutAround(n)
 	c.slabs++
 	s.enterRoom(n)
 	return true
@@ -174,17 +165,16 @@ func (s *Slabs) assign(id int32) bool {
 func (s *Slabs) withdraw(n int32) {
 	b := &s.slab[n]
 	c := &s.class[b.class]
-	if n == s.draining {
-		s.draining = NoSlab
-	} else if b.retired < c.perSlab {
+	if b.bad {
+		c.retired -= int(c.perSlab)
+	} else {
 		s.leaveRoom(n)
+		s.unused = append(s.unused, n)
 	}
-	s.uncut(n)
 	s.file.Withdraw(n)
 	s.spans.give(b.cells, c.perSlab)
 	c.slabs--
 	b.class = NoClass
-	s.unused = append(s.unused, n)
 }
 
 func (s *Slabs) enterRoom(n int32) {
@@ -233,26 +223,19 @@ func (s *Slabs) InUse(n int32) []bool {
 	for at := b.free; at != 0; at = s.cells.All[b.cells+at-1].Link {
 		used[at-1] = false
 	}
-	if b.retired > 0 {
-		for _, place := range s.badPlaces(n, b.class) {
-			if place < b.fresh && s.bad.out[uint32(n)<<s.slotBits|place] {
-				used[place] = false
-			}
-		}
-	}
 	return used
 }
 
-// full reports whether no slot of a slab that belongs to a class is free.
+// full reports whether no slot of a slab that belongs to a class can be allocated.
 func (s *Slabs) full(n int32) bool {
 	b := &s.slab[n]
-	return b.used+b.retired == s.class[b.class].perSlab
+	return b.bad || b.used == s.class[b.class].perSlab
 }
 
 // Lacking returns a class with too few free slots for an entry that has a slot of each of these, or
 // NoClass if free slots and free slabs are enough.
 func (s *Slabs) Lacking(classes []int32) int32 {
-	unused := s.unused
+	unused := len(s.unused)
 	for i := len(classes) - 1; i >= 0; i-- {
 		id, n := classes[i], 0
 		if slices.Contains(classes[i+1:], id) {
@@ -263,55 +246,18 @@ func (s *Slabs) Lacking(classes []int32) int32 {
 				n++
 			}
 		}
-		var enough bool
-		if unused, enough = s.without(unused, id, n-s.Free(id)); !enough {
+		perSlab := int(s.class[id].perSlab)
+		if unused -= (max(n-s.Free(id), 0) + perSlab - 1) / perSlab; unused < 0 {
 			return id
 		}
 	}
 	return NoClass
 }
 
-// without returns the free slabs that remain when a class has taken slabs for this many slots;
-// enough is false if there are too few.
-func (s *Slabs) without(unused []int32, id int32, slots int) (left []int32, enough bool) {
-	if perSlab := int(s.class[id].perSlab); slots > 0 && len(s.bad.ranges) == 0 {
-		taken := (slots + perSlab - 1) / perSlab
-		return unused[:max(len(unused)-taken, 0)], taken <= len(unused)
-	}
-	for slots > 0 {
-		at := s.usableOf(unused, id)
-		if at < 0 {
-			return nil, false
-		}
-		slots -= int(s.class[id].perSlab) - len(s.badPlaces(unused[at], id))
-		unused = slices.Delete(slices.Clone(unused), at, at+1)
-	}
-	return unused, true
-}
-
-// Free returns the number of free slots of a class that may be allocated.
+// Free returns the number of slots of a class that can be allocated.
 func (s *Slabs) Free(id int32) int {
 	c := &s.class[id]
-	n := c.free()
-	if s.draining != NoSlab && s.slab[s.draining].class == id {
-		n -= int(c.perSlab - s.slab[s.draining].used - s.slab[s.draining].retired)
-	}
-	return n
-}
-
-// free returns the number of slots that are neither used nor retired.
-func (c *class) free() int { return c.slabs*int(c.perSlab) - c.used - c.retired }
-
-// weigh updates spare of a class and the number of classes with it.
-func (s *Slabs) weigh(c *class) {
-	if spare := c.slabs > 0 && c.free() >= int(c.perSlab); spare != c.spare {
-		c.spare = spare
-		if spare {
-			s.spares++
-		} else {
-			s.spares--
-		}
-	}
+	return c.slabs*int(c.perSlab) - c.used - c.retired
 }
 
 // These methods locate the slots of an entry and their headers in the pool's file.

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/advisor"
 )
 
 // BlockTokens is the number of tokens of a block of a stream, as in Mooncake's traces.
@@ -47,7 +48,7 @@ func (r Result) PerAccess() time.Duration {
 
 // Run plays a stream against a policy with room for capacity blocks. A block hits if it and all
 // before it in its request are stored; the others are stored afterwards.
-func Run(s *Stream, p pool.Policy, capacity int) Result {
+func Run(s *Stream, p advisor.Policy, capacity int) Result {
 	d := newDriver(s, p, capacity)
 	n := len(s.Requests)
 	runtime.LockOSThread() // its time is measured
@@ -75,7 +76,7 @@ func processorTime() time.Duration {
 // driver plays the pool: it has the index and the chains.
 type driver struct {
 	stream   *Stream
-	policy   pool.Policy
+	policy   advisor.Policy
 	seed     uint64 // of prints
 	capacity int
 	entry    []uint32 // by block; 0 is not stored
@@ -98,7 +99,7 @@ type slot struct {
 	parent              uint32
 }
 
-func newDriver(s *Stream, p pool.Policy, capacity int) *driver {
+func newDriver(s *Stream, p advisor.Policy, capacity int) *driver {
 	d := &driver{
 		stream: s, policy: p, seed: s.HashSeed, capacity: capacity, entry: make([]uint32, s.Blocks),
 		slots: make([]slot, capacity+1),

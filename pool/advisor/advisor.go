@@ -14,7 +14,6 @@ import (
 const (
 	MaxNotes      = 64       // queued look-ups; a further one is dropped and counted
 	wakeNotes     = 8        // queued look-ups from which they are delivered without waiting for a reservation
-	MaxNoteBlocks = 8 << 10  // leading blocks of one look-up that are delivered, exceeded by a group at most
 	catchUpBlocks = 16 << 10 // blocks that a reservation delivers before it goes on
 )
 
@@ -24,40 +23,33 @@ const (
 	deliverRest  = 3 * deliverStint
 )
 
-// Advisor owns the policy. Look-ups queue a note and do not wait; a goroutine or the next
-// reservation delivers the notes to the policy. A nil Advisor has no policy: entries are evicted in
-// the order of their last use.
+// Advisor is a pool.Advisor that owns a policy. Look-ups queue a note and do not wait; a goroutine
+// or the next reservation delivers the notes to the policy.
 type Advisor struct {
 	now     func() time.Time
 	start   time.Time
-	notes   chan *Note // received only with mu held, so an empty queue under mu means that all are delivered
-	spare   chan *Note
+	notes   chan *pool.Note // received only with mu held, so an empty queue under mu means that all are delivered
+	spare   chan *pool.Note
 	wake    chan struct{}
 	dropped atomic.Uint64 // look-ups not passed to the policy
 
 	ending, ended chan struct{}
 
 	mu     sync.Mutex // guards policy and the fields below; taken after the pool's lock, or without it
-	policy pool.Policy
+	policy Policy
 	beyond unlimited
 	in     pool.Insertion
 	one    [1]uint32
 }
 
-// Note is one queued look-up. Its owner is the look-up between Begin and End, then the advisor.
-type Note struct {
-	Use    pool.Use
-	ID     uint32 // of what the blocks have in common; the look-up's own
-	Missed bool   // it ended at a block that is not stored
-}
-
-// New starts an advisor of a policy; nil without one. Close ends it.
-func New(policy pool.Policy, now func() time.Time) *Advisor {
-	if policy == nil {
-		return nil
+// New starts an advisor of a policy. now is the pool's clock, nil for time.Now.
+func New(policy Policy, now func() time.Time) *Advisor {
+	if now == nil {
+		now = time.Now
 	}
 	a := &Advisor{
-		now: now, start: now(), policy: policy, notes: make(chan *Note, MaxNotes), spare: make(chan *Note, MaxNotes),
+		now: now, start: now(), policy: policy,
+		notes: make(chan *pool.Note, MaxNotes), spare: make(chan *pool.Note, MaxNotes),
 		wake: make(chan struct{}, 1), ending: make(chan struct{}), ended: make(chan struct{}),
 	}
 	go a.run()
@@ -97,10 +89,8 @@ func (a *Advisor) stint() bool {
 
 // Close ends run and waits for it. Nothing may be noted afterwards.
 func (a *Advisor) Close() {
-	if a != nil {
-		close(a.ending)
-		<-a.ended
-	}
+	close(a.ending)
+	<-a.ended
 }
 
 // deliver passes one look-up to the policy and returns its number of blocks, 0 if none is queued.
@@ -122,9 +112,6 @@ func (a *Advisor) deliver() int {
 // CatchUp delivers queued notes, within limits, so that a reservation right after a look-up takes
 // it into account.
 func (a *Advisor) CatchUp() {
-	if a == nil {
-		return
-	}
 	for left := catchUpBlocks; left > 0; {
 		n := a.deliver()
 		if n == 0 {
@@ -134,16 +121,13 @@ func (a *Advisor) CatchUp() {
 	}
 }
 
-// Begin returns an empty note; nil without a policy.
-func (a *Advisor) Begin() *Note {
-	if a == nil {
-		return nil
-	}
-	var n *Note
+// Begin returns an empty note.
+func (a *Advisor) Begin() *pool.Note {
+	var n *pool.Note
 	select {
 	case n = <-a.spare:
 	default:
-		n = &Note{}
+		n = &pool.Note{}
 	}
 	n.Use.Now, n.Missed = a.time(), false
 	n.Use.Entries, n.Use.Prints = n.Use.Entries[:0], n.Use.Prints[:0]
@@ -153,7 +137,7 @@ func (a *Advisor) Begin() *Note {
 // time returns the pool's clock in ns.
 func (a *Advisor) time() int64 { return int64(a.now().Sub(a.start)) }
 
-func (a *Advisor) recycle(n *Note) {
+func (a *Advisor) recycle(n *pool.Note) {
 	select {
 	case a.spare <- n:
 	default:
@@ -161,10 +145,7 @@ func (a *Advisor) recycle(n *Note) {
 }
 
 // End queues a note.
-func (a *Advisor) End(n *Note) {
-	if n == nil {
-		return
-	}
+func (a *Advisor) End(n *pool.Note) {
 	if len(n.Use.Prints) == 0 {
 		a.recycle(n)
 		return
@@ -187,9 +168,6 @@ func (a *Advisor) End(n *Note) {
 
 // Remove removes an entry from the policy.
 func (a *Advisor) Remove(e uint32) {
-	if a == nil {
-		return
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.one[0] = e
@@ -198,15 +176,12 @@ func (a *Advisor) Remove(e uint32) {
 
 // Class returns the name of an entry's class, empty if it has none.
 func (a *Advisor) Class(e uint32) string {
-	if a == nil {
-		return ""
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.policy.Class(e)
 }
 
-// Victim returns pool.Policy.Victim.
+// Victim returns Policy.Victim.
 func (a *Advisor) Victim(kinds, print uint64, v pool.View) uint32 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -226,9 +201,6 @@ func (a *Advisor) Advise(ad *pool.Advice, lasts time.Duration) {
 
 // Report returns the policy's report.
 func (a *Advisor) Report() pool.PolicyReport {
-	if a == nil {
-		return pool.PolicyReport{Name: "lru"}
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := a.policy.Report()
@@ -251,8 +223,8 @@ func (a *Advisor) Insert(fill func(in *pool.Insertion) (more bool)) {
 
 // Learned returns what the policy learned; nil if there is nothing to save.
 func (a *Advisor) Learned() []byte {
-	learner := a.learner()
-	if learner == nil {
+	learner, ok := a.policy.(Learner)
+	if !ok {
 		return nil
 	}
 	a.mu.Lock()
@@ -260,25 +232,15 @@ func (a *Advisor) Learned() []byte {
 	return learner.Learned()
 }
 
-// Learn passes what was saved, if anything, to the policy, which is not shared yet.
-func (a *Advisor) Learn(saved func() []byte) error {
-	learner := a.learner()
-	if learner == nil {
+// Learn passes what was saved to the policy.
+func (a *Advisor) Learn(learned []byte) error {
+	learner, ok := a.policy.(Learner)
+	if !ok {
 		return nil
 	}
-	b := saved()
-	if b == nil {
-		return nil
-	}
-	return learner.Learn(b)
-}
-
-func (a *Advisor) learner() pool.Learner {
-	if a == nil {
-		return nil
-	}
-	learner, _ := a.policy.(pool.Learner)
-	return learner
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return learner.Learn(learned)
 }
 
 // unlimited estimates how many blocks that were looked up and missed a pool would have had that
