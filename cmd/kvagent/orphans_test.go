@@ -158,11 +158,29 @@ func follow(t *testing.T, path, dir string) (next *exec.Cmd, log *processLog, st
 	return next, log, st
 }
 
+// A mover that is stopped when its agent is killed ends with it: the next agent has the blocks, and
+// the engine's session ends.
+func TestStoppedMoverOfADeadAgentEnds(t *testing.T) {
+	path, dir, cmd, _, _, w := agentWithStoppedMover(t)
+	_ = cmd.Process.Kill()
+	_, _ = cmd.Process.Wait() // it was killed; cmd.Wait would wait for its mover, which has its standard error
+	next, _, st := follow(t, path, dir)
+	if st.Abandoned != "" || st.BlocksStored == 0 {
+		t.Errorf("abandoned %q, %d blocks stored; want the blocks", st.Abandoned, st.BlocksStored)
+	}
+	select {
+	case <-w.ended:
+	case <-time.After(pooltest.WaitLimit):
+		t.Error("the engine's session does not end, though its mover is gone")
+	}
+	endServe(t, next)
+}
+
 // A mover that does not end when its agent is killed does not keep the node from being served: the
 // next agent starts without the pool's file, and says so. The engines' sessions that it has do not
 // end, because nothing proves that it will not touch their memory.
 func TestMoverOfADeadAgentKeepsItsFile(t *testing.T) {
-	path, dir, cmd, _, mover, w := agentWithStoppedMover(t)
+	path, dir, cmd, _, mover, w := agentWithStoppedMover(t, noKill+"=1")
 	_ = cmd.Process.Kill()
 	_, _ = cmd.Process.Wait() // it was killed; cmd.Wait would wait for its mover, which has its standard error
 	next, log, st := follow(t, path, dir)

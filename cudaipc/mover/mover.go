@@ -37,8 +37,10 @@ type Options struct {
 	// Process receives the number of each process, when it has started and has nothing open yet
 	// but its socket, and when it is reaped; may be nil.
 	Process func(pid int, runs bool)
-	// Kill replaces the kill of a process in tests, for one that does not end; nil: SIGKILL.
-	Kill func(*os.Process) error
+	// Kill replaces the kill of a process in tests, for one that does not end, also at this one's
+	// death; nil: SIGKILL.
+	Kill        func(*os.Process) error
+	deathSignal unix.Signal // that a process gets at the death of this one
 }
 
 // ForGPU returns the options of the mover of one GPU: its name, and its NUMA node if known.
@@ -132,7 +134,7 @@ func New(o Options) (*Mover, error) {
 		o.Command = []string{"/proc/self/exe", "mover"}
 	}
 	if o.Kill == nil {
-		o.Kill = (*os.Process).Kill
+		o.Kill, o.deathSignal = (*os.Process).Kill, unix.SIGCONT
 	}
 	o.Limits.fill()
 	m := &Mover{opts: o, arena: arena}

@@ -147,7 +147,7 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 	proc.cmd.Stderr = os.Stderr
 	proc.cmd.ExtraFiles = []*os.File{theirs}
 	// A session of its own: the terminal's signals are the agent's. For Pdeathsig see Run.
-	proc.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
+	proc.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: m.opts.deathSignal}
 	return proc, theirs, nil
 }
 

@@ -19,10 +19,15 @@ import (
 )
 
 // TestAgentDies expects an agent's mover to end after it, also during a copy that never ends, and
-// the proof of its end to come only then.
+// if the mover is stopped, and the proof of its end to come only then.
 func TestAgentDies(t *testing.T) {
-	for _, device := range []string{cudaipc.HostDevice, hangsInDone} {
-		t.Run(device, func(t *testing.T) {
+	const stopped = "stopped"
+	for _, what := range []string{cudaipc.HostDevice, hangsInDone, stopped} {
+		t.Run(what, func(t *testing.T) {
+			device := what
+			if what == stopped {
+				device = cudaipc.HostDevice
+			}
 			agent, mover, proof := startAgent(t, device)
 			moverFD, err := unix.PidfdOpen(mover, 0)
 			if err != nil {
@@ -32,6 +37,9 @@ func TestAgentDies(t *testing.T) {
 			// startAgent has waited for a copy to be submitted, after the import
 			if ended(t, int(proof.Fd()), 0) {
 				t.Error("the proof ended while the regions were open")
+			}
+			if what == stopped {
+				devicetest.Freeze(t, mover)
 			}
 			if err := agent.Process.Kill(); err != nil {
 				t.Fatal(err)

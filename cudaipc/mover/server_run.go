@@ -28,8 +28,8 @@ const endWait = 2 * time.Second
 //
 // The end of the socket and the parent-death signal show the agent's death. That signal is not
 // SIGKILL: the kernel would close a proof (Import.Proof) before the driver has stopped its
-// engines. Signals of a terminal or of a service manager do not end a mover, so that a draining
-// agent can go on.
+// engines. SIGCONT wakes a mover that was stopped. Signals of a terminal or of a service manager do
+// not end a mover, so that a draining agent can go on.
 func Run(open OpenDevice) error {
 	unix.CloseOnExec(socketFD)
 	if err := closeInherited(); err != nil {
@@ -43,20 +43,20 @@ func Run(open OpenDevice) error {
 	// While memory is collected, copies are neither begun nor ended. There is little of it: this
 	// lets it reach some 40 MiB.
 	debug.SetGCPercent(900)
-	signal.Ignore(unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE)
-	terms := make(chan os.Signal, 1)
-	signal.Notify(terms, unix.SIGTERM)
+	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE)
+	deaths := make(chan os.Signal, 1)
+	signal.Notify(deaths, unix.SIGCONT)
 	parent, ended := os.Getppid(), make(chan struct{})
 	defer close(ended)
-	go watchParent(parent, terms, ended, conn)
+	go watchParent(parent, deaths, ended, conn)
 	return serve(conn, open, func() { time.AfterFunc(endWait, func() { os.Exit(1) }) })
 }
 
-// watchParent ends the connection at the parent-death signal, SIGTERM; others are ignored.
-func watchParent(parent int, terms <-chan os.Signal, ended <-chan struct{}, conn *conn) {
+// watchParent ends the connection at the parent-death signal, SIGCONT; others are ignored.
+func watchParent(parent int, deaths <-chan os.Signal, ended <-chan struct{}, conn *conn) {
 	for {
 		select {
-		case <-terms:
+		case <-deaths:
 			if os.Getppid() != parent {
 				_ = conn.conn.SetReadDeadline(time.Unix(1, 0)) // fails only when the connection has ended
 			}
