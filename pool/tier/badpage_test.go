@@ -13,12 +13,13 @@ import (
 const (
 	tornBlocks = 64 // that the memory of a torn node has room for
 	tornPage   = 4  // of them lie in one page
+	tornSlab   = 16 // of them lie in one slab, which is not used again after a bad page
 )
 
 // newTorn returns a node whose memory can lose the end of its arena.
 func newTorn(t *testing.T, tr Tier) (n *node, d *dram.Pool) {
 	t.Helper()
-	d, err := dram.Open(dram.Options{Bytes: tornBlocks << 10, SlabBytes: 16 << 10, HugePages: dram.Off})
+	d, err := dram.Open(dram.Options{Bytes: tornBlocks << 10, SlabBytes: tornSlab << 10, HugePages: dram.Off})
 	check(t, err)
 	check(t, d.Populated())
 	log := func(tier, what string, err error) { t.Logf("tier %q: %s: %v", tier, what, err) }
@@ -105,10 +106,10 @@ func TestFetchMeetsABadPage(t *testing.T) {
 	}
 	n.Unpin(refs)
 	for range 8 { // what did not come comes elsewhere, in what room there is
-		_, refs := n.settled(h.Slice(0, tornBlocks-tornPage))
+		_, refs := n.settled(h.Slice(0, tornBlocks-tornSlab))
 		n.Unpin(refs)
 	}
-	if got := n.load(h.Slice(0, tornBlocks-tornPage)); got != tornBlocks-tornPage {
-		t.Errorf("%d of %d blocks in what is left of memory", got, tornBlocks-tornPage)
+	if got := n.load(h.Slice(0, tornBlocks-tornSlab)); got != tornBlocks-tornSlab {
+		t.Errorf("%d of %d blocks in what is left of memory", got, tornBlocks-tornSlab)
 	}
 }
