@@ -12,7 +12,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -32,7 +31,6 @@ type Desk struct {
 
 	// The lock is taken before the pool's, and by nothing that saves, loads or looks up.
 	mu      sync.Mutex
-	closed  bool
 	spaces  map[pool.SpaceID]*space
 	refused uint64
 	gaps    uint64
@@ -52,30 +50,17 @@ func New(memory Memory, storage pool.Journal, path string, log *zap.Logger) *Des
 		memory: memory, media: [media]pool.Journal{memory, storage}, stop: make(chan struct{}),
 		spaces: map[pool.SpaceID]*space{},
 	}
-	if path != "" {
-		d.keeper = &keeper{path: path, log: log}
+	if d.keeper = newKeeper(d, path, log); d.keeper != nil {
+		d.stopped.Go(d.keeper.work)
 	}
 	d.stopped.Go(d.work)
 	return d
 }
 
-// Close ends the desk's goroutines, waits for them, and keeps the tokens of all spaces.
+// Close ends the desk's goroutines and waits for them.
 func (d *Desk) Close() {
-	d.mu.Lock()
-	d.closed = true
-	d.mu.Unlock()
 	close(d.stop)
 	d.stopped.Wait()
-	for _, sp := range d.spaces {
-		d.keeper.save(sp)
-	}
-}
-
-// background calls do in a goroutine, unless the desk is closed.
-func (d *Desk) background(do func()) {
-	if d.keeper != nil && !d.closed {
-		d.stopped.Go(do)
-	}
 }
 
 // maxWaiting is how many messages of a session may wait to be written when it asks for events. With
@@ -91,12 +76,8 @@ func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, 
 	defer d.mu.Unlock()
 	switch m := msg.(type) {
 	case *ipc.BlockTokens:
-		if rules == nil {
-			break
-		}
-		if sp := d.spaces[rules.ID]; sp != nil {
-			d.refused += uint64(sp.learn(m))
-			sp.unsaved = true
+		if rules != nil && d.spaces[rules.ID] != nil {
+			d.refused += uint64(d.spaces[rules.ID].learn(m, false))
 		}
 	case *ipc.NextEvents:
 		blocks := int(m.Blocks)
@@ -139,7 +120,7 @@ func (d *Desk) open(rules *lookup.Space) *space {
 				medium.Watch(rules.ID)
 			}
 		}
-		d.background(func() { d.keeper.load(sp) })
+		d.keeper.signal() // which loads its tokens
 		sp.serve()
 	}
 	return sp
@@ -152,7 +133,7 @@ func (d *Desk) check(sp *space) (open bool) {
 		return true
 	}
 	delete(d.spaces, sp.id)
-	d.background(func() { d.keeper.save(sp) }) // its blocks may outlive it
+	d.keeper.signal() // which lets go of it
 	return false
 }
 
@@ -165,16 +146,11 @@ func (d *Desk) work() {
 	if d.media[1] != nil {
 		below = d.media[1].Changed()
 	}
-	saves := time.NewTicker(saveEvery)
-	defer saves.Stop()
 	for {
 		m := 0
 		select {
 		case <-d.stop:
 			return
-		case <-saves.C:
-			d.saveUnsaved()
-			continue
 		case <-d.memory.Changed():
 		case <-below:
 			m = 1
@@ -195,19 +171,6 @@ func (d *Desk) work() {
 			}
 			d.mu.Unlock()
 			rest = rest[n:]
-		}
-	}
-}
-
-// saveUnsaved keeps the tokens of the spaces of which something was said since they were kept: a
-// kill costs no more.
-func (d *Desk) saveUnsaved() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, sp := range d.spaces {
-		if sp.unsaved {
-			sp.unsaved = false
-			d.background(func() { d.keeper.save(sp) })
 		}
 	}
 }
@@ -238,9 +201,12 @@ func (d *Desk) compare(sp *space) {
 // Forget drops the tokens that an earlier process kept of a space that was reset, also if nobody
 // asks for its events.
 func (d *Desk) Forget(fp pool.Fingerprint) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.background(func() { d.keeper.forget(fp) })
+	if d.keeper != nil {
+		d.mu.Lock()
+		d.keeper.forgotten[nameOf(fp)] = true
+		d.mu.Unlock()
+		d.keeper.signal()
+	}
 }
 
 // Report is the state of a Desk.

@@ -242,7 +242,7 @@ func (w *world) learn() {
 	for i := range h.N { // extras differ within a chain: a message for each
 		w.space.learn(&ipc.BlockTokens{
 			Parent: parent, HashLen: 8, Hashes: h.At(i), Tokens: tokensOf(h.At(i)), Extra: extraOf(h.At(i)),
-		})
+		}, false)
 		parent = h.At(i)
 		w.said[string(parent)] = true
 	}

@@ -9,9 +9,9 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -24,155 +24,230 @@ import (
 
 // Limits of the files of tokens.
 const (
-	maxUnused = 512 << 20 // bytes of files of spaces that are not open; the oldest are removed
-	maxFiles  = 1 << 10   // of such files
-	saveEvery = 5 * time.Minute
+	minRewrite = 16 << 20    // bytes: a smaller file is not made anew to save room
+	maxUnused  = 512 << 20   // bytes of files of spaces that are not open; the oldest are removed
+	maxFiles   = 1 << 10     // of such files
+	failedRest = time.Minute // after a failure
 )
 
 // keeper keeps the tokens of held blocks in a file for each space, for the next process: its blocks
-// may outlive this one. A file is read when its space opens, and written when it is closed, when
-// the desk ends, and after a while in which something was said. A nil keeper keeps nothing.
-//
-// A file is a log of BLOCK_TOKENS as on the wire, each after its length and CRC-32C
-// as u32 LE. A reader stops at the first one that is not whole. Nothing depends on their order.
+// may outlive this one. A nil keeper keeps nothing.
 type keeper struct {
+	desk   *Desk
 	path   string // of the folder
 	log    *zap.Logger
+	wake   chan struct{} // cap 1
 	errors atomic.Uint64
-	mu     sync.Mutex // held while the folder is used, and taken before the desk's
+
+	forgotten map[string]bool // files of spaces that were reset; the desk's lock guards it
+
+	// The following is the goroutine's.
+	folder  *os.Root // nil: not opened
+	files   map[*space]*tokenFile
+	resting <-chan time.Time // nil: what failed may be tried again
+}
+
+// tokenFile is a log of BLOCK_TOKENS as on the wire, each after its length and
+// CRC-32C as u32 LE. A reader stops at the first one that is not whole: the process was killed
+// while it wrote it. Nothing depends on their order, and a block may be in several.
+type tokenFile struct {
+	file        *os.File
+	size, limit int64 // a larger file is made anew
 }
 
 const (
 	recordHead = 8
-	newSuffix  = ".new" // of a file's name while it is written
+	newSuffix  = ".new" // of a file's name while it is made anew
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
+func newKeeper(d *Desk, path string, log *zap.Logger) *keeper {
+	if path == "" {
+		return nil
+	}
+	return &keeper{
+		desk: d, path: path, log: log, wake: make(chan struct{}, 1), files: map[*space]*tokenFile{},
+		forgotten: map[string]bool{},
+	}
+}
+
 // nameOf returns the name of a space's file.
 func nameOf(fp pool.Fingerprint) string { return hex.EncodeToString(fp[:]) }
 
-// use calls do with the folder, which it makes if create is set, and counts an error. Without the
-// folder nothing is done.
-func (k *keeper) use(create bool, do func(*os.Root) error) {
-	if k == nil {
-		return
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	folder, err := k.open(create)
-	if err == nil {
-		err = errors.Join(do(folder), folder.Close())
-	}
-	if err != nil && (create || !errors.Is(err, fs.ErrNotExist)) {
-		k.errors.Add(1)
-		k.log.Warn("the files of KV events' tokens", zap.String("folder", k.path), zap.Error(err))
+// signal tells the keeper that there may be something to load, to keep or to let go of.
+func (k *keeper) signal() {
+	if k != nil {
+		select {
+		case k.wake <- struct{}{}:
+		default:
+		}
 	}
 }
 
-// open opens the folder. Only the agent's user may reach it: it has prompts. The pool beside it is
-// locked, so no other process has it.
-func (k *keeper) open(create bool) (*os.Root, error) {
-	if create {
-		if err := os.Mkdir(k.path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, err
+// work serves the files until the desk ends.
+func (k *keeper) work() {
+	for ends := false; !ends; {
+		select {
+		case <-k.desk.stop:
+			ends, k.resting = true, nil
+		case <-k.wake:
+		case <-k.resting:
+			k.resting = nil
+		}
+		if k.resting != nil {
+			continue
+		}
+		if err := k.turn(); err != nil {
+			k.errors.Add(1)
+			k.log.Warn("the files of KV events' tokens", zap.String("folder", k.path), zap.Error(err))
+			k.resting = time.After(failedRest)
+			k.desk.renew()
 		}
 	}
-	info, err := os.Lstat(k.path)
-	if err != nil {
-		return nil, err
+	for _, f := range k.files {
+		_ = f.file.Close() // what was written is checked
 	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%v, allowed: a folder of uid %d, mode 0700", info.Mode(), os.Geteuid())
+	if k.folder != nil {
+		_ = k.folder.Close()
 	}
-	root, err := os.OpenRoot(k.path)
-	if err != nil {
-		return nil, err
+}
+
+// renew has all files made anew: after a failure, what they lack is not remembered.
+func (d *Desk) renew() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, sp := range d.spaces {
+		sp.anew = true
+		for _, l := range sp.ledgers {
+			l.unkept = nil
+		}
 	}
-	if now, err := root.Stat("."); err != nil || !os.SameFile(info, now) {
-		return nil, errors.Join(errors.New("it was replaced"), root.Close())
+}
+
+// turn brings the files up to date.
+func (k *keeper) turn() (err error) {
+	d := k.desk
+	d.mu.Lock()
+	spaces, forgotten := maps.Clone(d.spaces), len(k.forgotten) > 0
+	d.mu.Unlock()
+	if err = k.openFolder(len(spaces) > 0); err != nil {
+		if len(spaces) == 0 && errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
 	}
-	return root, nil
+	for sp, f := range k.files {
+		if spaces[sp.id] != sp { // it was closed, which its blocks may outlive
+			err = errors.Join(err, k.keep(sp, f), f.file.Close())
+			delete(k.files, sp)
+		}
+	}
+	for _, sp := range spaces {
+		if k.files[sp] == nil {
+			forgotten = true // to make room for its file
+			err = errors.Join(err, k.load(sp))
+		}
+		if f := k.files[sp]; f != nil {
+			err = errors.Join(err, k.keep(sp, f))
+		}
+	}
+	if forgotten {
+		err = errors.Join(err, k.removeUnused())
+	}
+	return err
 }
 
 // load says to a space what its file has.
-func (k *keeper) load(sp *space) {
-	k.use(false, func(folder *os.Root) error {
-		file, err := folder.Open(nameOf(sp.print))
-		if err != nil {
-			return err
-		}
-		defer file.Close()
-		return readRecords(file, func(m *ipc.BlockTokens) {
-			sp.desk.mu.Lock()
-			defer sp.desk.mu.Unlock()
-			sp.learn(m)
-		})
-	})
-	sp.desk.mu.Lock()
-	defer sp.desk.mu.Unlock()
-	sp.loaded = true
-}
-
-// save writes the file of a space, after it was read.
-func (k *keeper) save(sp *space) {
-	sp.desk.mu.Lock()
-	loaded := sp.loaded
-	sp.desk.mu.Unlock()
-	if !loaded {
-		k.load(sp)
+func (k *keeper) load(sp *space) error {
+	file, err := k.folder.OpenFile(nameOf(sp.print), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
 	}
-	k.use(true, func(folder *os.Root) error {
-		name := nameOf(sp.print)
-		file, err := folder.OpenFile(name+newSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-		if err != nil {
-			return err
-		}
-		if err = errors.Join(sp.write(file), file.Close()); err != nil {
-			return err
-		}
-		return errors.Join(folder.Rename(name+newSuffix, name), sp.desk.removeUnused(folder))
+	size, err := readRecords(file, func(m *ipc.BlockTokens) {
+		k.desk.mu.Lock()
+		defer k.desk.mu.Unlock()
+		sp.learn(m, true)
 	})
-}
-
-// forget removes the file of a space.
-func (k *keeper) forget(fp pool.Fingerprint) {
-	k.use(false, func(folder *os.Root) error { return folder.Remove(nameOf(fp)) })
-}
-
-// write writes records of the held blocks whose tokens are known, a part at a time, so that others
-// wait for the lock only as long.
-func (sp *space) write(to io.Writer) error {
-	for _, l := range sp.ledgers {
-		for from := uint32(1); from < l.high; from += compareStride {
-			sp.desk.mu.Lock()
-			out, err := l.records(from, min(from+compareStride, l.high))
-			sp.desk.mu.Unlock()
-			if err == nil {
-				_, err = to.Write(out)
-			}
-			if err != nil {
-				return err
-			}
-		}
+	if err != nil {
+		return errors.Join(err, file.Close())
 	}
+	k.files[sp] = &tokenFile{file: file, size: size, limit: max(minRewrite, 2*size)}
 	return nil
 }
 
-func (l *ledger) records(from, to uint32) (out []byte, err error) {
-	var list []event
-	for n := from; n < to; n++ {
-		if b := l.at(n); b.is(flagKnown) && b.held != 0 {
-			list = append(list, event{l, n, 0, true})
+// keep writes what is to be kept of a space, all of it when the file is made anew.
+func (k *keeper) keep(sp *space, f *tokenFile) error {
+	k.desk.mu.Lock()
+	anew := sp.anew || f.size > f.limit
+	if sp.anew = false; anew {
+		for _, l := range sp.ledgers {
+			l.keepHeld()
 		}
 	}
-	for _, r := range runs(list) {
-		m := r.message()
-		if out, err = appendRecord(out, &ipc.BlockTokens{
-			Group: m.Group, Parent: m.Parent, HashLen: m.HashLen, Hashes: m.Hashes, Tokens: m.Tokens, Extra: m.Extra,
-		}); err != nil {
-			return nil, err
+	k.desk.mu.Unlock()
+	if anew {
+		return k.rewrite(sp, f)
+	}
+	return k.flush(sp, f)
+}
+
+func (k *keeper) rewrite(sp *space, f *tokenFile) error {
+	name := nameOf(sp.print)
+	file, err := k.folder.OpenFile(name+newSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	next := &tokenFile{file: file}
+	if err = k.flush(sp, next); err == nil {
+		err = file.Sync()
+	}
+	if err == nil {
+		err = k.folder.Rename(name+newSuffix, name)
+	}
+	if err != nil {
+		return errors.Join(err, file.Close())
+	}
+	err = f.file.Close()
+	f.file, f.size, f.limit = file, next.size, max(minRewrite, 2*next.size)
+	return err
+}
+
+// flush writes what is to be kept at the end of a file.
+func (k *keeper) flush(sp *space, f *tokenFile) error {
+	for {
+		k.desk.mu.Lock()
+		out, err := sp.takeUnkept()
+		k.desk.mu.Unlock()
+		if err != nil || len(out) == 0 {
+			return err
+		}
+		if _, err := f.file.WriteAt(out, f.size); err != nil {
+			return err
+		}
+		f.size += int64(len(out))
+	}
+}
+
+// takeUnkept returns records of some blocks that are to be kept.
+func (sp *space) takeUnkept() (out []byte, err error) {
+	for _, l := range sp.ledgers {
+		var list []event
+		some := min(len(l.unkept), holdsStride)
+		for _, n := range l.unkept[:some] {
+			if l.at(n).is(flagKnown) { // else it was forgotten
+				list = append(list, event{l, n, 0, true})
+			}
+		}
+		l.unkept = l.unkept[some:]
+		for _, r := range runs(list) {
+			m := r.message()
+			if out, err = appendRecord(out, &ipc.BlockTokens{
+				Group: m.Group, Parent: m.Parent, HashLen: m.HashLen, Hashes: m.Hashes, Tokens: m.Tokens,
+				Extra: m.Extra,
+			}); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return out, nil
@@ -191,43 +266,52 @@ func appendRecord(dst []byte, m *ipc.BlockTokens) ([]byte, error) {
 	return out, nil
 }
 
-// readRecords calls found with each record, which is valid during the call.
-func readRecords(from io.Reader, found func(*ipc.BlockTokens)) error {
+// readRecords calls found with each record, which is valid during the call. It returns where the
+// last whole one ends.
+func readRecords(from io.Reader, found func(*ipc.BlockTokens)) (end int64, err error) {
 	in := bufio.NewReaderSize(from, 1<<20)
 	var head [recordHead]byte
 	var body []byte
 	for {
-		_, err := io.ReadFull(in, head[:])
-		n := binary.LittleEndian.Uint32(head[:])
-		if err == nil && n <= ipc.MaxFrame {
-			body = slices.Grow(body[:0], int(n))[:n]
-			_, err = io.ReadFull(in, body)
+		if _, err = io.ReadFull(in, head[:]); err != nil {
+			break
 		}
-		switch {
-		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-			return nil
-		case err != nil:
-			return err
-		case n > ipc.MaxFrame || crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(head[4:]):
-			return nil
+		n := binary.LittleEndian.Uint32(head[:])
+		if n > ipc.MaxFrame {
+			return end, nil
+		}
+		body = slices.Grow(body[:0], int(n))[:n]
+		if _, err = io.ReadFull(in, body); err != nil {
+			break
+		}
+		if crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(head[4:]) {
+			return end, nil
 		}
 		if m, err := ipc.Decode(body); err == nil {
 			if said, ok := m.(*ipc.BlockTokens); ok {
 				found(said)
 			}
 		}
+		end += int64(len(head)) + int64(n)
 	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = nil
+	}
+	return end, err
 }
 
-// removeUnused removes the oldest files of spaces that are not open while there are too many.
-func (d *Desk) removeUnused(folder *os.Root) error {
+// removeUnused removes, of the files of spaces that are not open, those that are forgotten, and the
+// oldest while there are too many.
+func (k *keeper) removeUnused() error {
 	used := map[string]bool{}
-	d.mu.Lock()
-	for _, sp := range d.spaces {
+	k.desk.mu.Lock()
+	for _, sp := range k.desk.spaces {
 		used[nameOf(sp.print)] = true
 	}
-	d.mu.Unlock()
-	list, err := fs.ReadDir(folder.FS(), ".")
+	forgotten := k.forgotten
+	k.forgotten = map[string]bool{}
+	k.desk.mu.Unlock()
+	list, err := fs.ReadDir(k.folder.FS(), ".")
 	if err != nil {
 		return err
 	}
@@ -240,9 +324,40 @@ func (d *Desk) removeUnused(folder *os.Root) error {
 	slices.SortFunc(files, func(a, b fs.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
 	bytes := int64(0)
 	for i, one := range files {
-		if bytes += one.Size(); i >= maxFiles || bytes > maxUnused {
-			err = errors.Join(err, folder.Remove(one.Name()))
+		bytes += one.Size()
+		if i >= maxFiles || bytes > maxUnused || forgotten[one.Name()] {
+			err = errors.Join(err, k.folder.Remove(one.Name()))
 		}
 	}
 	return err
+}
+
+// openFolder opens the folder. Only the agent's user may reach it: it has prompts. The pool beside
+// it is locked, so no other process has it.
+func (k *keeper) openFolder(create bool) error {
+	if k.folder != nil {
+		return nil
+	}
+	if create {
+		if err := os.Mkdir(k.path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	info, err := os.Lstat(k.path)
+	if err != nil {
+		return err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("%s: %v, allowed: a folder of uid %d, mode 0700", k.path, info.Mode(), os.Geteuid())
+	}
+	root, err := os.OpenRoot(k.path)
+	if err != nil {
+		return err
+	}
+	if now, err := root.Stat("."); err != nil || !os.SameFile(info, now) {
+		return errors.Join(fmt.Errorf("%s: it was replaced", k.path), root.Close())
+	}
+	k.folder = root
+	return nil
 }

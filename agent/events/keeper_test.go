@@ -132,7 +132,7 @@ func (l *lasting) count() (all map[byte]int) {
 		if err != nil {
 			continue
 		}
-		if err := readRecords(f, func(m *ipc.BlockTokens) { all[name] += len(m.Hashes) / 8 }); err != nil {
+		if _, err := readRecords(f, func(m *ipc.BlockTokens) { all[name] += len(m.Hashes) / 8 }); err != nil {
 			l.t.Fatal(err)
 		}
 		f.Close()
@@ -140,20 +140,21 @@ func (l *lasting) count() (all map[byte]int) {
 	return all
 }
 
-// failures ends the desk, and returns how many it has counted.
-func (l *lasting) failures() uint64 {
-	d := l.desk
-	l.end()
-	return d.Report().FileErrors
-}
-
 // file returns the path of a space's file.
 func (l *lasting) file(name byte) string {
 	return filepath.Join(l.path, nameOf(pool.Fingerprint{name}))
 }
 
+// anew has the file of a space made anew.
+func (l *lasting) anew(rules *lookup.Space) {
+	l.desk.mu.Lock()
+	l.desk.spaces[rules.ID].anew = true
+	l.desk.mu.Unlock()
+	l.desk.keeper.signal()
+}
+
 // TestTokensOutliveTheDesk: what one desk was told, the next one tells, of spaces that are opened
-// again, also if the file was cut off or damaged at its end.
+// again, also if the file was cut off or damaged at its end; and it goes on with the file.
 func TestTokensOutliveTheDesk(t *testing.T) {
 	l := newLasting(t)
 	a, b := l.open('a'), l.open('b')
@@ -219,44 +220,50 @@ func flipped(data []byte, at int) []byte {
 	return data
 }
 
-// TestKillCostsWhatWasSaidLast: a file is written meanwhile, too, when something was said.
-func TestKillCostsWhatWasSaidLast(t *testing.T) {
-	l := newLasting(t)
-	a := l.open('a')
-	l.begin()
-	l.follow(1, a)
-	l.say(a, 0)
-	l.desk.saveUnsaved() // as its goroutine does now and then
-	pooltest.Until(t, "its tokens are kept", func() bool { return l.count()['a'] == chainBlocks })
-	if l.desk.spaces[a.ID].unsaved {
-		t.Error("the file would be written again")
-	}
-}
-
-// TestFileHasWhatIsHeld alone, and nothing of before a reset.
-func TestFileHasWhatIsHeld(t *testing.T) {
+// TestFileIsMadeAnew when a space was reset, or when it is too large: with what is held alone, and
+// with what comes to be held meanwhile.
+func TestFileIsMadeAnew(t *testing.T) {
 	l := newLasting(t)
 	a, b := l.open('a'), l.open('b')
 	l.begin()
 	l.follow(1, a)
 	l.follow(1, b)
-	l.say(a, 0)
 	l.say(b, 0)
-	l.begin()
-	l.follow(1, a) // b is not asked for any more
-	l.until("a is told", a, chainBlocks)
+	l.until("b is told", b, chainBlocks)
+	l.begin() // b is not asked for any more
+	l.follow(1, a)
+	l.say(a, 2)
+	pooltest.Until(t, "a is kept", func() bool { return l.count()['a'] == chainBlocks })
 	if _, err := l.pool.ResetSpace(a.ID); err != nil {
 		t.Fatal(err)
 	}
-	l.desk.Forget(a.Print)
+	pooltest.Until(t, "nothing of what was reset is in the file", func() bool {
+		got := l.count()
+		return got['a'] == 0 && got['b'] == chainBlocks
+	})
 	l.say(a, 4)
+	pooltest.Until(t, "a is kept", func() bool { return l.count()['a'] == chainBlocks })
 	l.tokens(a, 8) // before it is stored
-	l.end()
-	if got := l.count(); got['a'] != chainBlocks || got['b'] != chainBlocks {
-		t.Errorf("blocks in the files: %v", got)
+	before, err := os.Stat(l.file('a'))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.anew(a)
+	pooltest.Until(t, "the file is made anew", func() bool {
+		now, err := os.Stat(l.file('a'))
+		return err == nil && !os.SameFile(before, now)
+	})
+	if before, err = os.Stat(l.file('a')); err != nil {
+		t.Fatal(err)
+	}
+	l.store(a, 8)
+	l.until("a is told", a, 2*chainBlocks)
+	pooltest.Until(t, "all of it is in the file", func() bool { return l.count()['a'] == 2*chainBlocks })
+	if now, err := os.Stat(l.file('a')); err != nil || !os.SameFile(before, now) {
+		t.Errorf("the file was made anew for what is held now, and can be appended: %v", err)
 	}
 	l.begin()
-	l.until("what was said after the reset is told", a, chainBlocks)
+	l.until("what was said again after the reset, or stored after the file was made, is told", a, 2*chainBlocks)
 	l.until("b is told", b, chainBlocks)
 }
 
@@ -269,8 +276,38 @@ func TestFileThatCannotBeWritten(t *testing.T) {
 	l.follow(1, a)
 	l.say(a, 0)
 	l.until("all is told", a, chainBlocks)
-	if l.failures() == 0 {
-		t.Error("the failure is not counted")
+	pooltest.Until(t, "failures are counted", func() bool { return l.desk.Report().FileErrors > 0 })
+}
+
+// TestFileIsWrittenOnceItCanBe: what could not be written, or made anew after a reset, is later.
+func TestFileIsWrittenOnceItCanBe(t *testing.T) {
+	l := newLasting(t)
+	folder := filepath.Join(filepath.Dir(l.path), "later")
+	l.path = filepath.Join(folder, "tokens")
+	a := l.open('a')
+	l.begin()
+	l.follow(1, a)
+	l.say(a, 0)
+	pooltest.Until(t, "failures are counted", func() bool { return l.desk.Report().FileErrors > 0 })
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l.begin()
+	l.until("the next desk tells all", a, chainBlocks)
+	obstacle := filepath.Join(l.file('a')+newSuffix, "in the way")
+	if err := os.MkdirAll(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.pool.ResetSpace(a.ID); err != nil {
+		t.Fatal(err)
+	}
+	pooltest.Until(t, "failures are counted", func() bool { return l.desk.Report().FileErrors > 0 })
+	if err := os.RemoveAll(l.file('a') + newSuffix); err != nil {
+		t.Fatal(err)
+	}
+	l.end()
+	if got := l.count(); got['a'] != 0 {
+		t.Errorf("blocks in the file: %v, want none of before the reset", got)
 	}
 }
 
@@ -295,9 +332,8 @@ func TestFolderOfOthers(t *testing.T) {
 		l.follow(1, a)
 		l.say(a, 0)
 		l.until("all is told", a, chainBlocks)
-		if l.failures() == 0 {
-			t.Errorf("%s: the failure is not counted", name)
-		}
+		pooltest.Until(t, name+": failures are counted", func() bool { return l.desk.Report().FileErrors > 0 })
+		l.end()
 		if _, err := os.Stat(l.file('a')); err == nil {
 			t.Errorf("%s: it was written to", name)
 		}
@@ -317,6 +353,7 @@ func TestLinkInTheFolder(t *testing.T) {
 	l.begin()
 	l.follow(1, a)
 	l.say(a, 0)
+	pooltest.Until(t, "failures are counted", func() bool { return l.desk.Report().FileErrors > 0 })
 	l.end()
 	if text, err := os.ReadFile(target); err != nil || string(text) != "text" {
 		t.Errorf("%q, %v", text, err)
@@ -347,28 +384,56 @@ func TestForgottenSpaceLeavesTheFile(t *testing.T) {
 	}
 }
 
-// TestClosedSpaceKeepsItsTokens: its blocks may be on a disk.
+// TestClosedSpaceKeepsItsTokens: its blocks may be on a disk. It is closed while its file is made
+// anew, and while something is to be written.
 func TestClosedSpaceKeepsItsTokens(t *testing.T) {
 	l := newLasting(t)
 	a := l.open('a')
 	l.begin()
 	l.follow(1, a)
 	l.say(a, 0)
+	l.end()
+	l.begin()
+	l.follow(1, a)
 	l.until("all is told", a, chainBlocks)
+	d := l.desk
+	d.Close() // the rest is what its goroutines do
+	l.desk = nil
+	d.keeper.folder, d.keeper.files = nil, map[*space]*tokenFile{}
+	l.desk = d
+	l.say(a, 2)
+	l.desk = nil
+	sp := d.spaces[a.ID]
+	if err := errors.Join(d.keeper.openFolder(true), d.keeper.load(sp)); err != nil {
+		t.Fatal(err)
+	}
 	if err := l.pool.CloseSpace(a.ID); err != nil {
 		t.Fatal(err)
 	}
-	l.desk.compareAll() // as its goroutine does, which may come later
-	pooltest.Until(t, "its tokens are kept", func() bool { return l.count()['a'] == chainBlocks })
+	d.compare(sp) // before the desk has noticed
+	sp.anew = true
+	if err := d.keeper.keep(sp, d.keeper.files[sp]); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.count(); got['a'] != 2*chainBlocks {
+		t.Errorf("blocks in the file, of a space that was closed while it was made anew: %v", got)
+	}
 	again := l.open('a')
-	l.follow(2, again)
-	pooltest.Until(t, "the space that was opened again knows them", func() bool {
-		return l.desk.Report().Blocks == chainBlocks
-	})
+	d.open(again) // which notices that the closed one is
+	if err := d.keeper.turn(); err != nil {
+		t.Fatal(err)
+	}
+	if d.spaces[a.ID] != nil || len(d.keeper.files) != 1 {
+		t.Errorf("%d files are open, want that of the space that is", len(d.keeper.files))
+	}
+	if blocks := len(d.spaces[again.ID].ledgers[0].index); blocks < chainBlocks {
+		t.Errorf("%d blocks of the space that was opened again are known", blocks)
+	}
 }
 
 func FuzzReadRecords(f *testing.F) {
 	one := newLedger(0, blockTokens, defaultLimits())
+	sp := &space{ledgers: []*ledger{one}}
 	prompt := chain(0)
 	var parent []byte
 	for i := range 3 {
@@ -376,7 +441,7 @@ func FuzzReadRecords(f *testing.F) {
 		one.set(one.add(h, parent, tokensOf(h), extraOf(h)), 1)
 		parent = h
 	}
-	file, err := one.records(1, one.high)
+	file, err := sp.takeUnkept()
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -384,13 +449,13 @@ func FuzzReadRecords(f *testing.F) {
 	f.Add(file[:len(file)-1])
 	f.Fuzz(func(t *testing.T, file []byte) {
 		var again []byte
-		err := readRecords(bytes.NewReader(file), func(m *ipc.BlockTokens) {
+		end, err := readRecords(bytes.NewReader(file), func(m *ipc.BlockTokens) {
 			if again, err = appendRecord(again, m); err != nil {
 				t.Fatal(err)
 			}
 		})
-		if err != nil || len(again) > len(file) {
-			t.Errorf("%x is read, and written as %x: %v", file, again, err)
+		if err != nil || len(again) == int(end) && !bytes.Equal(again, file[:end]) {
+			t.Errorf("%x is read, and written as %x: %v", file[:end], again, err)
 		}
 	})
 }

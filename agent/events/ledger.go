@@ -46,6 +46,8 @@ type ledger struct {
 	absent int      // blocks that are not held
 	idle   []uint32 // those that are before no other block, the oldest first; some are not any more
 
+	unkept []uint32 // held blocks that are to be written to the file of tokens
+
 	asked, tree []uint32 // scratch
 }
 
@@ -82,6 +84,7 @@ const (
 	flagKnown = 1 << 0 // its tokens are known; else it is only the parent of one that is
 	flagLive  = 1 << 1 // known and held, as are all blocks before it: it is told, and in ledger.live
 	flagIdle  = 1 << 2 // in ledger.idle
+	flagKept  = 1 << 3 // in the file of tokens, or in ledger.unkept
 )
 
 // place is that of a block in live, as long as the block has its number.
@@ -120,7 +123,7 @@ const indexBytes = 52
 func (l *ledger) bytes() int64 {
 	each := int64(unsafe.Sizeof(block{})) + int64(l.stride)
 	return int64(len(l.chunks))*chunkBlocks*each + int64(len(l.index))*indexBytes + int64(l.extraBytes) +
-		int64(cap(l.log)+cap(l.live))*int64(unsafe.Sizeof(change{})) + int64(cap(l.idle))*4
+		int64(cap(l.log)+cap(l.live))*int64(unsafe.Sizeof(change{})) + int64(cap(l.unkept)+cap(l.idle))*4
 }
 
 func (l *ledger) at(n uint32) *block { return &l.chunks[n/chunkBlocks].blocks[n%chunkBlocks] }
@@ -252,13 +255,17 @@ func (l *ledger) set(n uint32, now held) {
 }
 
 // raise makes a block live, and those after it, as far as they are known, held, and after a live
-// one.
+// one. The tokens of those that are known and held are to be kept.
 func (l *ledger) raise(n uint32) {
 	tree := append(l.tree[:0], n)
 	for i := 0; i < len(tree); i++ {
 		n := tree[i]
 		b := l.at(n)
-		if b.is(flagLive) || !b.is(flagKnown) || b.held == 0 || b.parent != 0 && !l.at(b.parent).is(flagLive) {
+		if b.is(flagLive) || !b.is(flagKnown) || b.held == 0 {
+			continue
+		}
+		l.keep(n)
+		if b.parent != 0 && !l.at(b.parent).is(flagLive) {
 			continue
 		}
 		l.placed++
@@ -271,6 +278,25 @@ func (l *ledger) raise(n uint32) {
 		}
 	}
 	l.tree = tree
+}
+
+// keep has a block's tokens written, if they are not in the file.
+func (l *ledger) keep(n uint32) {
+	if b := l.at(n); !b.is(flagKept) {
+		b.flags |= flagKept
+		l.unkept = append(l.unkept, n)
+	}
+}
+
+// keepHeld has the tokens of all known blocks written that are held, because the file is made anew.
+func (l *ledger) keepHeld() {
+	l.unkept = l.unkept[:0]
+	for n := uint32(1); n < l.high; n++ {
+		b := l.at(n)
+		if b.flags &^= flagKept; b.is(flagKnown) && b.held != 0 {
+			l.keep(n)
+		}
+	}
 }
 
 // drop makes a live block not live, after those after it.

@@ -23,8 +23,7 @@ type space struct {
 	ledgers []*ledger // of the groups whose blocks are not too large
 	subs    map[uint64]*subscriber
 	blob    []byte
-	loaded  bool // the file of tokens was read
-	unsaved bool // something was said since it was written
+	anew    bool // the file of tokens is to be made anew
 }
 
 // subscriber is a session that is told.
@@ -59,8 +58,9 @@ func (sp *space) ledger(group uint8) *ledger {
 	return nil
 }
 
-// learn records the tokens of a run of chained blocks. It returns how many of them are not told.
-func (sp *space) learn(m *ipc.BlockTokens) (refused int) {
+// learn records the tokens of a run of chained blocks, which the file may have. It returns how many
+// of them are not told.
+func (sp *space) learn(m *ipc.BlockTokens, kept bool) (refused int) {
 	size := int(m.HashLen)
 	n := len(m.Hashes) / size
 	sp.follow() // what is said after a reset must not be forgotten for it
@@ -73,6 +73,9 @@ func (sp *space) learn(m *ipc.BlockTokens) (refused int) {
 		hash := m.Hashes[i*size : (i+1)*size]
 		if number := l.add(hash, parent, m.Tokens[i*l.stride:(i+1)*l.stride], m.Extra); number != 0 {
 			l.asked = append(l.asked, number)
+			if kept {
+				l.at(number).flags |= flagKept
+			}
 		} else {
 			refused++
 		}
@@ -113,7 +116,11 @@ func (sp *space) lookUp(l *ledger) {
 		}
 		rest = rest[n:]
 	}
-	l.trim()
+	if l.trim(); sp.desk.keeper == nil {
+		l.unkept = l.unkept[:0]
+	} else if len(l.unkept) > 0 {
+		sp.desk.keeper.signal()
+	}
 	sp.serve()
 }
 
@@ -154,13 +161,14 @@ func (sp *space) follow() {
 	if epoch == sp.epoch {
 		return
 	}
-	sp.epoch = epoch
+	sp.epoch, sp.anew = epoch, true
 	for i, l := range sp.ledgers {
 		sp.ledgers[i] = l.anew()
 	}
 	for _, sub := range sp.subs {
 		sub.begin(sp)
 	}
+	sp.desk.keeper.signal()
 	sp.serve()
 }
 
