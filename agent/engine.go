@@ -53,6 +53,7 @@ type seat struct {
 	budgeted bool  // BUDGET came; the session's reader's
 
 	// Under registry.mu.
+	claimed    bool
 	registered bool
 	leaving    bool
 

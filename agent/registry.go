@@ -124,7 +124,11 @@ func (r *registry) spaceLocked(reg *ipc.Register) (*space, error) {
 func (r *registry) claim(st *seat) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return st.space.claimLocked(st.shards, st.sizes)
+	if err := st.space.claimLocked(st.shards, st.sizes); err != nil {
+		return err
+	}
+	st.claimed = true
+	return nil
 }
 
 // activate makes a seat registered, opens the pool's space if all sizes are known now, and calls
@@ -171,6 +175,10 @@ func (r *registry) vacate(st *seat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e, sp := st.engine, st.space
+	if st.claimed {
+		st.claimed = false
+		sp.disclaimLocked(st.shards)
+	}
 	r.disownLocked(st)
 	delete(sp.seats, st)
 	*e.place(st.role, st.rank) = nil

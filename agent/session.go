@@ -209,10 +209,10 @@ func (s *session) rules() *lookup.Space {
 // that as soon as it has the answer. Only the reader calls it.
 func (s *session) answer(m any) {
 	s.conn.Served()
-	s.notify(m)
+	s.out.answer(m, s.ending)
 }
 
-// notify queues a message. A peer whose outbox is full, because it does not read, counts as dead.
+// notify queues an unsolicited message. A peer whose outbox is full counts as dead.
 func (s *session) notify(m any) {
 	if !s.out.push(m) {
 		s.terminate(endSlow, 0,
@@ -294,9 +294,13 @@ func (s *session) reset(m *ipc.Reset) {
 }
 
 // outbox is the bounded queue of messages to one session. The writer takes them in order.
+// Completions and notices never wait; an overflow means that the peer does not read. Answers to the
+// peer's own requests wait while the queue is more than half full, which slows down a peer that
+// asks faster than it reads, and leaves room for completions.
 type outbox struct {
 	limit int
 	wake  chan struct{} // cap 1: there is something to write, or the box is closed
+	room  chan struct{} // cap 1: less than half full again
 
 	mu      sync.Mutex
 	waiting []any
@@ -305,14 +309,29 @@ type outbox struct {
 }
 
 func newOutbox(limit int) *outbox {
-	return &outbox{limit: limit, wake: make(chan struct{}, 1)}
+	return &outbox{limit: limit, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
 // push adds a message without waiting. It returns false if the queue is full or closed.
-func (o *outbox) push(m any) bool {
+func (o *outbox) push(m any) bool { return o.add(m, o.limit) }
+
+// answer adds a message once the queue is at most half full, or gives up when ending is closed.
+// Only the session's reader calls it.
+func (o *outbox) answer(m any, ending <-chan struct{}) bool {
+	for !o.add(m, o.limit/2) {
+		select {
+		case <-o.room:
+		case <-ending:
+			return false
+		}
+	}
+	return true
+}
+
+func (o *outbox) add(m any, limit int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.closed || o.count >= o.limit {
+	if o.closed || o.count >= limit {
 		return false
 	}
 	o.waiting = append(o.waiting, m)
@@ -335,6 +354,9 @@ func (o *outbox) written() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.count--
+	if o.count < o.limit/2 {
+		signal(o.room)
+	}
 }
 
 // close ends the queue: waiting messages may still be written, further ones are refused.

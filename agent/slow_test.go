@@ -11,7 +11,8 @@ import (
 	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
-// A peer that asks and does not read is disconnected, and costs the others nothing.
+// A peer that asks and does not read slows itself down, is then disconnected, and costs the others
+// nothing.
 func TestPeerThatDoesNotRead(t *testing.T) {
 	r := newRig(t, withConfig(func(c *Config) { c.Limits.Outbox = 64 }))
 	stays := r.stored()

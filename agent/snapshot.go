@@ -140,7 +140,7 @@ func (a *Agent) cacheSpace(sp *space) report.CacheSpace {
 	rules := sp.open.Load()
 	out := report.CacheSpace{
 		Space: hex.EncodeToString(sp.fp[:]), Model: sp.model, Tenant: sp.pairs["tenant"], Dtype: sp.pairs["dtype"],
-		Groups: len(sp.groups), Shards: len(sp.sizes),
+		Groups: len(sp.groups), Shards: len(sp.claims),
 		Open: rules != nil, Epoch: a.registry.epochOf(sp), Engines: int(sp.complete.Load()), Blocks: -1,
 	}
 	if rules != nil {

@@ -33,6 +33,7 @@ type space struct {
 	hashTokens uint32
 
 	sizes  [][]uint32 // by shard, then group: bytes of one block; nil: not known
+	claims []int      // by shard: seats that claim its sizes
 	seats  map[*seat]struct{}
 	first  uint32 // its first weights epoch
 	epoch  uint32 // until the pool's space opens; resets before that count
@@ -49,7 +50,7 @@ func newSpace(fp pool.Fingerprint, identity []byte, r *ipc.Register, epoch uint3
 	return &space{
 		fp: fp, identity: identity, model: pairs["model"], pairs: pairs,
 		groups: r.Groups, hashTokens: r.HashTokens,
-		sizes: make([][]uint32, r.Shards),
+		sizes: make([][]uint32, r.Shards), claims: make([]int, r.Shards),
 		seats: make(map[*seat]struct{}), first: epoch, epoch: epoch,
 	}
 }
@@ -78,8 +79,19 @@ func (s *space) claimLocked(shards []uint32, sizes [][]uint32) error {
 	}
 	for i, shard := range shards {
 		s.sizes[shard] = sizes[i]
+		s.claims[shard]++
 	}
 	return nil
+}
+
+// disclaimLocked withdraws a claim. Unclaimed sizes are dropped unless the pool's space is open.
+func (s *space) disclaimLocked(shards []uint32) {
+	for _, shard := range shards {
+		s.claims[shard]--
+		if s.claims[shard] == 0 && s.open.Load() == nil {
+			s.sizes[shard] = nil
+		}
+	}
 }
 
 // openLocked opens the pool's space if all sizes are known; otherwise it does nothing.

@@ -125,9 +125,17 @@ func lcm(a, b uint64) uint64 {
 }
 
 func checkScheduler(r *ipc.Register) error {
-	if r.Rank != 0 || len(r.Held) != 0 || r.Sync != nil || r.Regions != 0 || r.Segments != 0 {
-		return fmt.Errorf("rank, held, sync, regions, segments: %d, %v, %v, %d, %d, allowed: 0 or none for a scheduler",
-			r.Rank, r.Held, r.Sync, r.Regions, r.Segments)
+	switch {
+	case r.Rank != 0:
+		return fmt.Errorf("rank: %d, allowed: 0 for a scheduler", r.Rank)
+	case len(r.Held) != 0:
+		return fmt.Errorf("held: %d shards, allowed: none for a scheduler", len(r.Held))
+	case r.Sync != nil:
+		return fmt.Errorf("sync: given, allowed: none for a scheduler")
+	case r.Regions != 0:
+		return fmt.Errorf("regions: %d, allowed: 0 for a scheduler", r.Regions)
+	case r.Segments != 0:
+		return fmt.Errorf("segments: %d, allowed: 0 for a scheduler", r.Segments)
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ func TestRegisterRefusals(t *testing.T) {
 		"instance control": {func(m *ipc.Register) { m.Instance = "a\nb" }, `instance: "a\nb", allowed`},
 		"rank":             {func(m *ipc.Register) { m.Rank = 1 }, "rank: 1, allowed: 0 to 0"},
 		"held of a scheduler": {func(m *ipc.Register) { m.Role = ipc.RoleScheduler },
-			"allowed: 0 or none for a scheduler"},
+			"held: 1 shards, allowed: none for a scheduler"},
 		"held":       {func(m *ipc.Register) { m.Held[0] = 1 }, "held[0]: 1, allowed: 0 to 0"},
 		"held twice": {func(m *ipc.Register) { m.Shards, m.Held = 9, []uint32{3, 3} }, "held[1]: 3 after 3, allowed"},
 		"held none":  {func(m *ipc.Register) { m.Held, m.Regions = nil, 1 }, "held: no shards, allowed: 1 to 1"},
@@ -60,9 +60,9 @@ func TestRegisterRefusals(t *testing.T) {
 		"worker no regions":  {func(m *ipc.Register) { m.Regions = 0 }, "regions: 0, allowed: 1 to 4096"},
 		"worker no segments": {func(m *ipc.Register) { m.Segments = 0 }, "segments: 0, allowed: 1 to 65536"},
 		"scheduler has rank": {func(m *ipc.Register) { m.Role, m.World, m.Rank = 0, 2, 1 },
-			"allowed: 0 or none for a scheduler"},
+			"rank: 1, allowed: 0 for a scheduler"},
 		"scheduler has regions": {func(m *ipc.Register) { m.Role, m.Held = 0, nil },
-			"allowed: 0 or none for a scheduler"},
+			"regions: 1, allowed: 0 for a scheduler"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := register("a")
