@@ -28,6 +28,7 @@ func (s *session) registerLocked(m *ipc.Register) error {
 	if s.seat.Load() != nil || s.mu.reg != nil {
 		return unexpected("REGISTER", "req", "the session has a registration, allowed is one until UNREGISTER")
 	}
+	s.mu.skipped = registration.Left{}
 	err := registration.Check(m, s.owner.cfg.Dir)
 	if err == nil && s.owner.switches.draining() {
 		err = errors.New("the agent is shutting down")
@@ -37,7 +38,7 @@ func (s *session) registerLocked(m *ipc.Register) error {
 		st, err = s.owner.registry.admit(s, m, s.ending)
 	}
 	if err != nil {
-		s.refuseLocked(m.Req, m.Instance, err)
+		s.refuseLocked(registration.LeftOf(m), m.Instance, err)
 		return nil
 	}
 	s.mu.reg = &registering{Gathering: registration.New(m), seat: st,
@@ -49,18 +50,18 @@ func (s *session) registerLocked(m *ipc.Register) error {
 	return nil
 }
 
-// regionsLocked serves REGIONS. Parts of a registration that was refused, which were in flight, are
-// ignored.
-func (s *session) regionsLocked(m *ipc.Regions, fds []int) {
+// regionsLocked serves REGIONS.
+func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
 	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
 		registration.CloseFDs(fds)
-		return
+		return s.skipPartLocked("REGIONS", m.Req, &s.mu.skipped.Regions, len(m.List))
 	}
 	if err := s.addRegionsLocked(m, fds); err != nil {
 		s.refusePartsLocked(err)
-		return
+		return nil
 	}
 	s.completeLocked()
+	return nil
 }
 
 // addRegionsLocked adds regions to the registration, and counts their descriptors even if the
@@ -76,16 +77,25 @@ func (s *session) addRegionsLocked(m *ipc.Regions, fds []int) (err error) {
 	return s.mu.reg.AddRegions(m, fds)
 }
 
-// segmentsLocked serves SEGMENTS, as regionsLocked does REGIONS.
-func (s *session) segmentsLocked(m *ipc.Segments) {
+// segmentsLocked serves SEGMENTS.
+func (s *session) segmentsLocked(m *ipc.Segments) error {
 	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
-		return
+		return s.skipPartLocked("SEGMENTS", m.Req, &s.mu.skipped.Segments, len(m.List))
 	}
 	if err := s.mu.reg.AddSegments(m); err != nil {
 		s.refusePartsLocked(err)
-		return
+		return nil
 	}
 	s.completeLocked()
+	return nil
+}
+
+// skipPartLocked ignores a part of a registration that is refused already: it was in flight.
+func (s *session) skipPartLocked(message string, req uint32, left *uint32, n int) error {
+	if s.mu.skipped.Req != req || !registration.Take(left, n) {
+		return unexpected(message, "req", "%d, allowed: that of the REGISTER whose parts are expected", req)
+	}
+	return nil
 }
 
 // completeLocked finishes a registration once all its parts have arrived.
@@ -158,7 +168,9 @@ func (s *session) importRegions(reg *registering, peer cudaipc.PeerID) error {
 	s.owner.memory.pendingFDs.Add(-int64(reg.FDs()))
 	im := reg.Imports(peer, s.pid)
 	im.Proof = proof
-	im.Cancelled = s.ending // also by the death of the engine, which run notices
+	gone, unwatch := s.watchHangup()
+	defer unwatch()
+	im.Cancelled = gone
 	return s.owner.memory.device.Import(im)
 }
 
@@ -166,7 +178,7 @@ func (s *session) importRegions(reg *registering, peer cudaipc.PeerID) error {
 func (s *session) refusePartsLocked(err error) {
 	reg := s.mu.reg
 	s.abandonLocked()
-	s.refuseLocked(reg.Msg.Req, reg.Msg.Instance, err)
+	s.refuseLocked(reg.Left, reg.Msg.Instance, err)
 }
 
 // abandonLocked undoes a registration that is not complete.
@@ -180,13 +192,47 @@ func (s *session) abandonLocked() {
 	s.seat.Store(nil)
 }
 
-// refuseLocked answers a refused registration.
-func (s *session) refuseLocked(req uint32, instance string, err error) {
+// refuseLocked answers a refused registration. Parts of it that are in flight will be ignored.
+func (s *session) refuseLocked(left registration.Left, instance string, err error) {
+	s.mu.skipped = left
 	status, result := uint8(ipc.RegRefused), report.ResultRefused
 	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
 		status, result = ipc.RegClash, report.ResultClash
 	}
 	s.owner.metrics.Registrations[result].Add(1)
 	s.log.Warn("registration refused", zap.String("instance", instance), zap.Error(err))
-	s.answer(&ipc.Registered{Req: req, Status: status, Text: err.Error()})
+	s.answer(&ipc.Registered{Req: left.Req, Status: status, Text: err.Error()})
+}
+
+// hangupPoll is the interval at which a running import checks that its engine still exists: the
+// session's socket is not read meanwhile.
+const hangupPoll = 20 * time.Millisecond
+
+// watchHangup returns a channel that is closed when the peer has died or hung up, or the session is
+// to end. unwatch stops the watch.
+func (s *session) watchHangup() (gone <-chan struct{}, unwatch func()) {
+	noticed, over, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(hangupPoll)
+		defer tick.Stop()
+		for !s.conn.HungUp() {
+			select {
+			case <-over:
+				return
+			case <-s.ending:
+				close(noticed)
+				return
+			case <-s.conn.Dead():
+				close(noticed)
+				return
+			case <-tick.C:
+			}
+		}
+		close(noticed)
+	}()
+	return noticed, func() {
+		close(over)
+		<-ended
+	}
 }

@@ -254,16 +254,35 @@ func (d slowImports) Import(im cudaipc.Import) error {
 // An engine that dies, or hangs up, while its memory is being imported does not keep the agent
 // waiting for that.
 func TestDeathDuringImport(t *testing.T) {
-	slow := slowImports{t: t, begun: make(chan struct{}, 1)}
-	r := newRig(t, withDevice(func(d cudaipc.Device) cudaipc.Device {
-		slow.Device = d
-		return slow
-	}))
-	cmd, _ := r.startVictim("importing")
-	<-slow.begun
-	check(t, cmd.Process.Kill())
-	r.waitFor("the engine is gone",
-		func(s admin.Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
+	for name, leave := range map[string]func(r *rig) func(){
+		"killed": func(r *rig) func() {
+			cmd, _ := r.startVictim("importing")
+			return func() { check(r.t, cmd.Process.Kill()) }
+		},
+		"hung up": func(r *rig) func() {
+			c := r.dial()
+			c.sendRegistration(register("engine"))
+			return c.close
+		},
+		"says no more": func(r *rig) func() {
+			c := r.dial()
+			c.sendRegistration(register("engine"))
+			return func() { check(r.t, c.conn.CloseWrite()) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			slow := slowImports{t: t, begun: make(chan struct{}, 1)}
+			r := newRig(t, withDevice(func(d cudaipc.Device) cudaipc.Device {
+				slow.Device = d
+				return slow
+			}))
+			end := leave(r)
+			<-slow.begun
+			end()
+			r.waitFor("the engine is gone",
+				func(s admin.Status) bool { return s.Sessions == 0 && s.Regions == 0 && s.Engines == 0 })
+		})
+	}
 }
 
 // sendRegistration sends all parts of a worker's registration.

@@ -36,8 +36,9 @@ type session struct {
 	// Held by the reader while it serves a message, and by teardown afterwards.
 	mu struct {
 		sync.Mutex
-		ended bool
-		reg   *registering // parts are still expected
+		ended   bool
+		reg     *registering      // parts are still expected
+		skipped registration.Left // parts of a refused registration that may still arrive
 	}
 
 	closing sync.Once
@@ -163,9 +164,9 @@ func (s *session) serve(msg any, fds []int) error {
 	case *ipc.Register:
 		return s.registerLocked(m)
 	case *ipc.Regions:
-		s.regionsLocked(m, fds)
+		return s.regionsLocked(m, fds)
 	case *ipc.Segments:
-		s.segmentsLocked(m)
+		return s.segmentsLocked(m)
 	case *ipc.Unregister:
 		s.unregisterLocked(m)
 	case *ipc.Release:

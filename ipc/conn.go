@@ -21,6 +21,9 @@ const (
 	SendTimeout      = 5 * time.Second // for sending one frame; after that the peer counts as dead
 	FrameTimeout     = 5 * time.Second // from the first byte of a frame to its last
 	HandshakeTimeout = 5 * time.Second
+	// stallGrace is added once to a deadline that has passed: if this process was stopped
+	// (SIGSTOP), the bytes may have arrived meanwhile.
+	stallGrace = time.Second
 )
 
 // Conn is one session: frames with messages and descriptors over a Unix stream socket, and the
@@ -34,7 +37,7 @@ type Conn struct {
 	peer     peercred.Cred
 	pidfd    *os.File // nil: none
 	accepted bool     // this is the agent's end
-	times    struct{ send, frame time.Duration }
+	times    struct{ send, frame, grace time.Duration }
 
 	send struct {
 		sync.Mutex
@@ -73,7 +76,7 @@ func NewConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
 	}
 	c := &Conn{uc: uc, peer: peer, pidfd: peercred.Watchable(pidfd), accepted: accepted}
 	c.backlog.raw = raw
-	c.times.send, c.times.frame = SendTimeout, FrameTimeout
+	c.times.send, c.times.frame, c.times.grace = SendTimeout, FrameTimeout, stallGrace
 	c.dead.ch = make(chan struct{})
 	c.recv.oob = make([]byte, unix.CmsgSpace(4*MaxRegionsMessage))
 	if exited {
@@ -144,6 +147,18 @@ func (c *Conn) Hold() (int, error) {
 		return 0, fmt.Errorf("session: one more descriptor: %w", err)
 	}
 	return fd, nil
+}
+
+// HungUp reports whether the peer has closed its end, or its sending side. Unlike Dead it needs no
+// call of Recv; messages that the peer sent before may still be waiting. It returns false after
+// Close.
+func (c *Conn) HungUp() (up bool) {
+	_ = c.backlog.raw.Control(func(own uintptr) { // fails when c is closed
+		fds := []unix.PollFd{{Fd: int32(own), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(fds, 0)
+		up = n > 0 && err == nil
+	})
+	return up
 }
 
 // CloseWrite ends the sending side. Recv continues.
@@ -219,7 +234,8 @@ func (c *Conn) readFrame(idle time.Duration) (frame []byte, fds []int, err error
 		return nil, fds, err
 	}
 	c.uc.SetReadDeadline(time.Now().Add(c.times.frame))
-	if err := c.readFull(header[n:]); err != nil {
+	graced := false
+	if err := c.readFull(header[n:], &graced); err != nil {
 		return nil, fds, err
 	}
 	size := binary.BigEndian.Uint32(header[:])
@@ -228,11 +244,11 @@ func (c *Conn) readFrame(idle time.Duration) (frame []byte, fds []int, err error
 			fmt.Sprintf("%d, allowed is 1 to %d", size, MaxFrame)}
 	}
 	frame = make([]byte, min(size, firstRead))
-	if err := c.readFull(frame); err != nil || size == uint32(len(frame)) {
+	if err := c.readFull(frame, &graced); err != nil || size == uint32(len(frame)) {
 		return frame, fds, err
 	}
 	whole := make([]byte, size)
-	return whole, fds, c.readFull(whole[copy(whole, frame):])
+	return whole, fds, c.readFull(whole[copy(whole, frame):], &graced)
 }
 
 func deadline(idle time.Duration) time.Time {
@@ -275,16 +291,25 @@ func rights(oob []byte) (fds []int) {
 	return fds
 }
 
-// readFull fills b before the current deadline.
-func (c *Conn) readFull(b []byte) error {
-	_, err := io.ReadFull(c.uc, b)
-	switch {
-	case errors.Is(err, io.EOF):
-		return io.ErrUnexpectedEOF
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return ErrStalled
+// readFull fills b before the current deadline, which stallGrace extends once.
+func (c *Conn) readFull(b []byte, graced *bool) error {
+	for len(b) > 0 {
+		n, err := c.uc.Read(b)
+		b = b[n:]
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF):
+			return io.ErrUnexpectedEOF
+		case errors.Is(err, os.ErrDeadlineExceeded) && !*graced:
+			*graced = true
+			c.uc.SetReadDeadline(time.Now().Add(c.times.grace))
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return ErrStalled
+		default:
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 const (
@@ -337,9 +362,20 @@ func (c *Conn) write(frame []byte, fds []int) error {
 		oob = unix.UnixRights(fds...)
 	}
 	c.uc.SetWriteDeadline(time.Now().Add(c.times.send))
-	n, _, err := c.uc.WriteMsgUnix(frame, oob, nil)
-	if err == nil && n < len(frame) {
-		_, err = c.uc.Write(frame[n:])
+	graced := false
+	for len(frame) > 0 {
+		n, _, err := c.uc.WriteMsgUnix(frame, oob, nil)
+		if n > 0 {
+			frame, oob = frame[n:], nil
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded) && !graced:
+			graced = true
+			c.uc.SetWriteDeadline(time.Now().Add(c.times.grace))
+		default:
+			return err
+		}
 	}
-	return err
+	return nil
 }
