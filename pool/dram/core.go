@@ -15,7 +15,6 @@ import (
 // eviction. Its methods are called with the lock held. Bytes of blocks are never copied under it.
 type core struct {
 	seed   offheap.Seed
-	bytes  int64 // of the arena
 	table  offheap.Table
 	recs   offheap.Region[record]
 	states offheap.Region[recordState]
@@ -67,7 +66,7 @@ type core struct {
 // newCore makes an empty index of an arena with pages of this many bytes; f is its file or nil.
 func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core, err error) {
 	c = &core{
-		seed: seed, bytes: o.Bytes, high: 1, now: o.Clock, file: f,
+		seed: seed, high: 1, now: o.Clock, file: f,
 		byPrint: map[pool.Fingerprint]pool.SpaceID{}, unopened: map[pool.Fingerprint]*space{},
 		recent: list{flag: flagRecent}, partial: list{flag: flagPartial},
 		notes: notes{changed: make(chan struct{}, 1)}, left: o.Left, advisor: o.Advisor,
@@ -90,7 +89,7 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 	if c.owners, err = owner.New(most); err != nil {
 		return c, err
 	}
-	if c.table, err = offheap.OpenTable(0); err != nil {
+	if c.table, err = offheap.OpenTable(); err != nil {
 		return c, err
 	}
 	if c.slabs, err = slab.New(o.Bytes, o.SlabBytes, page, f); err != nil {
@@ -109,10 +108,17 @@ func (c *core) close() error {
 		c.slabs.Close())
 }
 
-// hash returns the hash of an entry.
-func (c *core) hash(e uint32) uint64 {
-	r := &c.recs.All[e]
-	return c.seed.Hash(uint32(r.ident), r.hash)
+// hashes computes the hashes of entries, for a table that moves them.
+func (c *core) hashes(entries []uint32, hashes []uint64) {
+	var touched uint64
+	for _, e := range entries { // independent loads: their misses overlap
+		touched ^= c.recs.All[e].hash.A
+	}
+	c.work.sink = touched
+	for i, e := range entries {
+		r := &c.recs.All[e]
+		hashes[i] = c.seed.Hash(uint32(r.ident), r.hash)
+	}
 }
 
 // find returns the entry of a key, visible or not; none if there is none.
@@ -123,15 +129,15 @@ func (c *core) find(id ident, b []byte) uint32 {
 
 func (c *core) findWords(id ident, k *offheap.Key) uint32 {
 	h := c.seed.Hash(uint32(id), *k)
-	home := c.table.Home(h)
-	return c.match(home, offheap.TagOf(h, home), id, k)
+	cells, home := c.table.Side(h)
+	return c.match(cells, home, offheap.TagOf(h, home), id, k)
 }
 
 // match searches from cell i on for the entry with this key.
-func (c *core) match(i int, tag uint32, id ident, k *offheap.Key) uint32 {
+func (c *core) match(cells *offheap.Cells, i int, tag uint32, id ident, k *offheap.Key) uint32 {
 	for {
 		var e uint32
-		if e, i = c.table.Candidate(i, tag); e == none {
+		if e, i = cells.Candidate(i, tag); e == none {
 			return none
 		}
 		if r := &c.recs.All[e]; r.ident == id && r.hash == *k {

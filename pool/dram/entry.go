@@ -26,7 +26,9 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	}
 	wide, ok := c.widen(e, len(classes))
 	k := offheap.KeyOf(b)
-	if !ok || !c.table.Put(c.seed.Hash(uint32(id), k), e) {
+	h := c.seed.Hash(uint32(id), k)
+	c.table.Grow(c.hashes)
+	if !ok || !c.table.Put(h, e) {
 		c.giveAll(head, len(classes))
 		c.freeRecord(e)
 		return none
@@ -144,7 +146,7 @@ func (c *core) drop(e uint32, why pool.Cause) {
 		c.depart(e, why)
 	}
 	c.clearHeaders(e)
-	c.table.Remove(c.hash(e), e)
+	c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)
 	c.leaveLists(e)
 	if r.is(flagOwned) {
 		c.owners.Leave(e)

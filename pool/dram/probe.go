@@ -23,6 +23,7 @@ type probe struct {
 	// These are set for hashes that were searched.
 	hash [groupLen]uint64
 	home [groupLen]int
+	side [groupLen]*offheap.Cells
 	cell [groupLen]uint64
 }
 
@@ -76,10 +77,10 @@ func (c *core) search(id ident, first, n int) {
 	for i := first; i < n; i++ {
 		hash := c.seed.Hash(uint32(id), pr.key[i])
 		pr.hash[i] = hash
-		pr.home[i] = c.table.Home(hash)
+		pr.side[i], pr.home[i] = c.table.Side(hash)
 	}
 	for i := first; i < n; i++ {
-		pr.cell[i] = c.table.At(pr.home[i])
+		pr.cell[i] = pr.side[i].Cell[pr.home[i]]
 	}
 	var touched uint32
 	recs, states := c.recs.All, c.states.All
@@ -88,7 +89,7 @@ func (c *core) search(id ident, first, n int) {
 		tag := offheap.TagOf(pr.hash[i], at)
 		e := uint32(pr.cell[i] >> 32)
 		if uint32(pr.cell[i]) != tag {
-			e, at = c.table.Candidate(at, tag)
+			e, at = pr.side[i].Candidate(at, tag)
 		}
 		pr.entry[i], pr.home[i] = e, at
 		touched ^= uint32(recs[e].ident) ^ states[e].generation
@@ -107,8 +108,8 @@ func (c *core) confirm(i int, id ident) uint32 {
 	e, k := pr.entry[i], &pr.key[i]
 	r := &c.recs.All[e]
 	if r.ident != id || r.hash != *k {
-		tag := uint32(c.table.At(pr.home[i]))
-		if e = c.match(pr.home[i]+1, tag, id, k); e == none {
+		tag := uint32(pr.side[i].Cell[pr.home[i]])
+		if e = c.match(pr.side[i], pr.home[i]+1, tag, id, k); e == none {
 			return none
 		}
 		r = &c.recs.All[e]

@@ -44,7 +44,9 @@ func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 	}
 	s.readAll()
 	for shard := range pool.MaxShards {
-		s.attach(uint8(shard))
+		if !s.attach(uint8(shard)) {
+			return errors.New("dram: no memory for the index")
+		}
 	}
 	r.Damaged, r.Stale, r.Lost = int(s.damaged.Load()), int(s.stale.Load()), int(s.lost.Load())
 	r.Partial = s.giveUpPartial()
@@ -80,11 +82,11 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 			record.Remove()
 			continue
 		}
-		sp, err := c.newSpace(&spec)
-		if err != nil {
+		sp := c.newSpace(&spec)
+		sp.record, sp.generation = n, generation
+		if !c.newRealm(sp) {
 			continue
 		}
-		sp.record, sp.generation = n, generation
 		out[n], c.unopened[spec.Fingerprint] = sp, sp
 		r.Spaces++
 	}
@@ -159,7 +161,16 @@ func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
 // attach adds one shard of all entries to the index: shard 0 makes the entry, the others are linked
 // to it in order. A shard is left over if its shard 0 had been cleared when the process was killed
 // during an eviction, or if it had been copied when it was killed during a move.
-func (s *scan) attach(shard uint8) {
+func (s *scan) attach(shard uint8) bool {
+	if shard == 0 {
+		total := 0
+		for _, slots := range s.found {
+			total += len(slots)
+		}
+		if !s.table.Reserve(total) {
+			return false
+		}
+	}
 	for n := range s.found {
 		for ; len(s.found[n]) > 0 && uint8(s.found[n][0]>>32) == shard; s.found[n] = s.found[n][1:] {
 			slot := uint32(s.found[n][0])
@@ -168,6 +179,7 @@ func (s *scan) attach(shard uint8) {
 			}
 		}
 	}
+	return true
 }
 
 func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
@@ -204,6 +216,7 @@ func (c *core) restoreEntry(id ident, k offheap.Key, slot uint32) uint32 {
 		return none
 	}
 	wide, ok := c.widen(e, len(c.group(id).classes))
+	c.table.Grow(c.hashes)
 	if !ok || !c.table.Put(c.seed.Hash(uint32(id), k), e) {
 		c.freeRecord(e)
 		return none
@@ -231,7 +244,7 @@ func (s *scan) giveUpPartial() (n int) {
 			s.header(slot).Check.Store(0)
 			slot = next
 		}
-		c.table.Remove(c.hash(e), e)
+		c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)
 		c.stats.Partial--
 		c.leaveRealm(r.ident.realm())
 		c.freeRecord(e)

@@ -108,9 +108,9 @@ func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 		delete(c.unopened, s.Fingerprint)
 		return kept, nil
 	}
-	sp, err := c.newSpace(s)
-	if err != nil {
-		return nil, err
+	sp := c.newSpace(s)
+	if !c.newRealm(sp) {
+		return nil, errRealms
 	}
 	if kept != nil {
 		delete(c.unopened, s.Fingerprint)
@@ -145,22 +145,12 @@ func (p *Pool) CloseSpace(s pool.SpaceID) error {
 
 func notOpen(s pool.SpaceID) error { return fmt.Errorf("dram: space %d is not open", s) }
 
-// newSpace makes a space with a realm, and room in the table for as many of its entries as the pool
-// can have.
-func (c *core) newSpace(s *pool.Spec) (*space, error) {
+func (c *core) newSpace(s *pool.Spec) *space {
 	sp := &space{spec: cloneSpec(*s), epoch: s.OpeningEpoch(), record: noRecord}
-	least := c.bytes
 	for _, g := range s.Groups {
 		sp.groups = append(sp.groups, c.newGroup(g))
-		least = min(least, sp.groups[len(sp.groups)-1].bytes)
 	}
-	if !c.table.Fit(int(c.bytes/least), c.hash) {
-		return nil, fmt.Errorf("dram: no memory for an index of %d entries", c.bytes/least)
-	}
-	if !c.newRealm(sp) {
-		return nil, errRealms
-	}
-	return sp, nil
+	return sp
 }
 
 func (c *core) newGroup(spec pool.Group) (g group) {
@@ -275,7 +265,7 @@ func (p *Pool) stats() pool.Stats {
 		s.FileFull = f.TimesFull()
 	}
 	if !p.closed {
-		s.IndexBytes = int64(len(c.table.Mapped())) + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
+		s.IndexBytes = c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
 			c.wide.Resident(int(c.widest)) + c.owners.Resident() + c.slabs.Resident()
 	}
 	s.Classes = c.slabs.Stats()

@@ -8,78 +8,67 @@ import (
 )
 
 // The hash table uses open addressing with linear probing. A hash's home is its top bits scaled to
-// the size. A cell is entry<<32 | tag; the tag holds low bits of the hash and of the home, so
-// neither a miss nor a deletion reads records.
+// the size, so order by home is order by hash at every size, and a table is moved to a larger one
+// from its front to its back, a few cells per insertion. A cell is entry<<32 | tag; the tag holds
+// low bits of the hash and of the home, so neither a miss nor a deletion reads records.
 const (
 	homeBits = 12 // of a tag; bounds the distance of a cell from its home
 	homeMask = 1<<homeBits - 1
 	farthest = homeMask - 1
 
-	firstCells = 1 << 10
-	loadNum    = 4 // a table that is full has entries in 4/5 of its cells
-	loadDen    = 5
+	firstCells    = 1 << 10
+	loadNum       = 4 // a table grows at 4/5
+	loadDen       = 5
+	crowdedNum    = 9 // and refuses entries at 9/10, if the kernel gave no memory to grow
+	crowdedDen    = 10
+	migrateStride = 16 // cells of the old table moved with each insertion
 )
 
 // Table finds entries by a hash. Its methods are called with the pool's lock held.
 type Table struct {
-	raw  []byte
-	cell []uint64 // size homes, and the cells after the last
-	size uint64
-	n    int
+	now Cells // for new hashes
+	old Cells // being moved into now; hashes with a home before moved are already in now
+	// moved is the first cell of old not moved yet; the cell before it is empty.
+	moved int
+	freed int // bytes of old that were freed
+	n     int
 }
 
-// OpenTable makes an empty table with cells for this many entries.
-func OpenTable(entries int) (t Table, err error) {
-	size := max(firstCells, entries*loadDen/loadNum+1)
+// Cells are one half of the table.
+type Cells struct {
+	raw  []byte
+	Cell []uint64 // size homes, and the cells after the last
+	size uint64
+}
+
+func mapCells(size int) (c Cells, err error) {
 	n := size + homeMask + 1
-	t.raw, err = unix.Mmap(
+	c.raw, err = unix.Mmap(
 		-1, 0, (n*8+pageBytes-1)&^(pageBytes-1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS,
 	)
 	if err != nil {
-		return t, err
+		return c, err
 	}
-	if len(t.raw) >= hugeFrom {
+	if len(c.raw) >= hugeFrom {
 		// This is only advice: the table works without huge pages, but is slower.
-		_ = unix.Madvise(t.raw, unix.MADV_HUGEPAGE)
+		_ = unix.Madvise(c.raw, unix.MADV_HUGEPAGE)
 	}
-	t.cell = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(t.raw))), n)
-	t.size = uint64(size)
-	return t, nil
+	c.Cell = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(c.raw))), n)
+	c.size = uint64(size)
+	return c, nil
 }
 
-// Close unmaps the memory.
-func (t *Table) Close() error {
-	if t.raw == nil {
+func (c *Cells) close() error {
+	if c.raw == nil {
 		return nil
 	}
-	raw := t.raw
-	*t = Table{}
+	raw := c.raw
+	*c = Cells{}
 	return unix.Munmap(raw)
 }
 
-// Fit makes the table large enough for this many entries; false: no memory. It moves all that it
-// has, whose hashes hash returns.
-func (t *Table) Fit(entries int, hash func(e uint32) uint64) bool {
-	if uint64(entries)*loadDen < t.size*loadNum {
-		return true
-	}
-	larger, err := OpenTable(entries)
-	if err != nil {
-		return false
-	}
-	for _, cell := range t.cell {
-		if e := uint32(cell >> 32); cell != 0 && !larger.Put(hash(e), e) {
-			return larger.Close() != nil
-		}
-	}
-	old := *t
-	*t = larger
-	return old.Close() == nil
-}
-
-// Home returns the cell from which a hash is searched.
-func (t *Table) Home(hash uint64) int {
-	hi, _ := bits.Mul64(hash, t.size)
+func (c *Cells) home(hash uint64) int {
+	hi, _ := bits.Mul64(hash, c.size)
 	return int(hi)
 }
 
@@ -89,13 +78,33 @@ func TagOf(hash uint64, home int) uint32 { return uint32(hash)<<homeBits | uint3
 // homeAt returns the home of the entry in cell i.
 func homeAt(i int, cell uint64) int { return i - (i-int(cell))&homeMask }
 
+// Side returns the half of the table that a hash belongs to, and its home there.
+func (t *Table) Side(hash uint64) (c *Cells, home int) {
+	if t.old.size != 0 {
+		if home = t.old.home(hash); home >= t.moved {
+			return &t.old, home
+		}
+	}
+	return &t.now, t.now.home(hash)
+}
+
 // Put adds an entry that is not in the table; false if there is no room.
 func (t *Table) Put(hash uint64, e uint32) bool {
-	home := t.Home(hash)
+	c, home := t.Side(hash)
+	if t.old.size == 0 && uint64(t.n)*crowdedDen >= c.size*crowdedNum {
+		return false
+	}
+	if !c.put(hash, home, e) {
+		return false
+	}
+	t.n++
+	return true
+}
+
+func (c *Cells) put(hash uint64, home int, e uint32) bool {
 	for i := home; i-home <= farthest; i++ {
-		if t.cell[i] == 0 {
-			t.cell[i] = uint64(e)<<32 | uint64(TagOf(hash, home))
-			t.n++
+		if c.Cell[i] == 0 {
+			c.Cell[i] = uint64(e)<<32 | uint64(TagOf(hash, home))
 			return true
 		}
 	}
@@ -104,29 +113,26 @@ func (t *Table) Put(hash uint64, e uint32) bool {
 
 // Remove removes an entry that is in the table, and moves the cells after it nearer to their homes.
 func (t *Table) Remove(hash uint64, e uint32) {
-	i := t.Home(hash)
-	for ; uint32(t.cell[i]>>32) != e; i++ {
-		if t.cell[i] == 0 {
+	c, i := t.Side(hash)
+	for ; uint32(c.Cell[i]>>32) != e; i++ {
+		if c.Cell[i] == 0 {
 			panic("dram: an entry is not where its hash says")
 		}
 	}
-	for j := i + 1; t.cell[j] != 0; j++ {
-		if homeAt(j, t.cell[j]) <= i {
-			t.cell[i] = t.cell[j]
+	for j := i + 1; c.Cell[j] != 0; j++ {
+		if homeAt(j, c.Cell[j]) <= i {
+			c.Cell[i] = c.Cell[j]
 			i = j
 		}
 	}
-	t.cell[i] = 0
+	c.Cell[i] = 0
 	t.n--
 }
 
-// At returns a cell.
-func (t *Table) At(i int) uint64 { return t.cell[i] }
-
 // Candidate returns the first entry from cell i on whose tag matches, or 0, and its cell.
-func (t *Table) Candidate(i int, tag uint32) (uint32, int) {
+func (c *Cells) Candidate(i int, tag uint32) (uint32, int) {
 	for ; ; i++ {
-		cell := t.cell[i]
+		cell := c.Cell[i]
 		if uint32(cell) == tag && cell != 0 {
 			return uint32(cell >> 32), i
 		}
@@ -136,8 +142,106 @@ func (t *Table) Candidate(i int, tag uint32) (uint32, int) {
 	}
 }
 
+// Grow starts a larger table when this one is full enough, or continues to move to the one started.
+// It is called before each insertion and does a bounded amount of work. hash returns the hash of an
+// entry.
+func (t *Table) Grow(hash func(entries []uint32, hashes []uint64)) {
+	if t.old.size != 0 {
+		t.migrate(hash)
+		return
+	}
+	if uint64(t.n)*loadDen < t.now.size*loadNum {
+		return
+	}
+	larger, err := mapCells(int(t.now.size + t.now.size/2))
+	if err != nil {
+		return // retried with the next insertion; Put refuses entries when the table is crowded
+	}
+	t.old, t.now, t.moved, t.freed = t.now, larger, 0, 0
+}
+
+// migrate moves migrateStride cells, and then up to the next empty one: the cells after that have
+// their home there.
+func (t *Table) migrate(hash func([]uint32, []uint64)) {
+	var entries [migrateStride]uint32
+	var hashes [migrateStride]uint64
+	end := len(t.old.Cell)
+	for i, stop := t.moved, t.moved+migrateStride; ; {
+		n := 0
+		for ; n < migrateStride && i < end && (i < stop || t.old.Cell[i] != 0); i++ {
+			if cell := t.old.Cell[i]; cell != 0 {
+				entries[n] = uint32(cell >> 32)
+				n++
+			}
+		}
+		hash(entries[:n], hashes[:n])
+		for j := range n {
+			if !t.now.put(hashes[j], t.now.home(hashes[j]), entries[j]) {
+				panic("dram: no room in a table just made larger")
+			}
+		}
+		if i >= end || (i >= stop && t.old.Cell[i] == 0) {
+			t.moved = i + 1
+			break
+		}
+	}
+	t.giveBack(end)
+}
+
+// giveBack frees the memory of the old table up to end, in large pieces.
+func (t *Table) giveBack(end int) {
+	if t.moved >= end {
+		_ = t.old.close() // an unmap of an own mapping does not fail
+		t.moved, t.freed = 0, 0
+		return
+	}
+	if done := t.moved * 8 &^ (hugeBytes - 1); done > t.freed {
+		_ = unix.Madvise(t.old.raw[t.freed:done], unix.MADV_DONTNEED) // only advice
+		t.freed = done
+	}
+}
+
+// Resident returns the memory that both halves hold. One under construction is touched in order.
+func (t *Table) Resident() int64 {
+	touched := int(t.now.size) * 8
+	if t.old.size != 0 {
+		touched = int(uint64(t.moved) * t.now.size / t.old.size * 8)
+	}
+	touched += pageBytes // of the cells after the last home
+	step := pageBytes
+	if len(t.now.raw) >= hugeFrom {
+		step = hugeBytes
+	}
+	return int64(len(t.old.raw)-t.freed) + int64(min(len(t.now.raw), (touched+step-1)&^(step-1)))
+}
+
+// Close unmaps the memory.
+func (t *Table) Close() error {
+	if err := t.old.close(); err != nil {
+		return err
+	}
+	return t.now.close()
+}
+
+// OpenTable makes an empty table.
+func OpenTable() (t Table, err error) {
+	t.now, err = mapCells(firstCells)
+	return t, err
+}
+
+// Reserve makes an empty table large enough for n entries.
+func (t *Table) Reserve(n int) bool {
+	larger, err := mapCells(max(firstCells, n*loadDen/loadNum+n/8))
+	if err != nil {
+		return false
+	}
+	old := t.now
+	t.now = larger
+	return old.close() == nil
+}
+
 // Entries returns the number of entries.
 func (t *Table) Entries() int { return t.n }
 
-// Mapped returns the memory, all of which counts as held.
-func (t *Table) Mapped() []byte { return t.raw }
+// Mapped returns the memory of both halves.
+func (t *Table) Mapped() (now, old []byte) { return t.now.raw, t.old.raw }

@@ -11,25 +11,31 @@ type tableOf struct {
 	hash []uint64 // of each entry
 }
 
+func (t *tableOf) hashes(entries []uint32, out []uint64) {
+	for i, e := range entries {
+		out[i] = t.hash[e]
+	}
+}
+
 func (t *tableOf) has(e uint32) bool {
-	home := t.Home(t.hash[e])
+	c, home := t.Side(t.hash[e])
 	tag := TagOf(t.hash[e], home)
 	for i := home; ; i++ {
 		var got uint32
-		if got, i = t.Candidate(i, tag); got == 0 || got == e {
+		if got, i = c.Candidate(i, tag); got == 0 || got == e {
 			return got == e
 		}
 	}
 }
 
-// TestTableAgainstSet adds and removes at random while the table is made larger several times over.
+// TestTableAgainstSet adds and removes at random while the table grows several times over.
 func TestTableAgainstSet(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
 	tab := &tableOf{hash: make([]uint64, 60_001)}
 	var err error
-	if tab.Table, err = OpenTable(0); err != nil {
+	if tab.now, err = mapCells(firstCells); err != nil {
 		t.Fatal(err)
 	}
 	defer tab.Close()
@@ -37,7 +43,7 @@ func TestTableAgainstSet(t *testing.T) {
 		tab.hash[e] = r.Uint64()
 	}
 	stored := map[uint32]bool{}
-	grew, room := 0, firstCells
+	grew := 0
 	for step := range 150_000 {
 		e := uint32(1 + r.IntN(len(tab.hash)-1))
 		switch {
@@ -45,18 +51,13 @@ func TestTableAgainstSet(t *testing.T) {
 			tab.Remove(tab.hash[e], e)
 			delete(stored, e)
 		case !stored[e]:
-			was := tab.size
-			if tab.n == room {
-				room *= 2
-			}
-			if !tab.Fit(room, func(e uint32) uint64 { return tab.hash[e] }) {
-				t.Fatal("no memory")
-			}
-			if tab.size != was {
+			was := tab.now.size
+			tab.Grow(tab.hashes)
+			if tab.now.size != was {
 				grew++
 			}
 			if !tab.Put(tab.hash[e], e) {
-				t.Fatalf("no room for entry %d of %d in %d cells", tab.n, len(stored), tab.size)
+				t.Fatalf("no room for entry %d of %d in %d cells", tab.n, len(stored), tab.now.size)
 			}
 			stored[e] = true
 		}
@@ -79,7 +80,7 @@ func TestTableAgainstSet(t *testing.T) {
 func TestTableRefusesWhatLiesTooFar(t *testing.T) {
 	tab := &tableOf{hash: make([]uint64, 2*homeMask)}
 	var err error
-	if tab.Table, err = OpenTable(1 << 16); err != nil {
+	if tab.now, err = mapCells(1 << 16); err != nil {
 		t.Fatal(err)
 	}
 	defer tab.Close()
