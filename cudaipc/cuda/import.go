@@ -58,6 +58,11 @@ func (d *Device) openOnGPU(p *peer, im *cudaipc.Import) error {
 }
 
 func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
+	if im.Pid > 0 {
+		if err := p.Watch(); err != nil {
+			return err
+		}
+	}
 	for left := im.Regions; len(left) > 0; {
 		n := pieces(left)
 		r, err := d.openRegion(p, im, left[:n])
@@ -65,15 +70,14 @@ func (d *Device) openAll(p *peer, im *cudaipc.Import) error {
 			return fmt.Errorf("region %d: %w", left[0].ID, err)
 		}
 		p.Regions[left[0].ID] = r
-		left = left[n:]
+		if left = left[n:]; p.Dead() {
+			return cudaipc.ErrPeerDead
+		}
 	}
 	if err := d.openWords(p, im); err != nil {
 		return err
 	}
 	if im.Pid > 0 {
-		if err := p.Watch(); err != nil {
-			return err
-		}
 		p.watchMemory()
 	}
 	return nil
@@ -178,7 +182,9 @@ func (d *Device) openWords(p *peer, im *cudaipc.Import) error {
 				cudaipc.ErrKind, err)
 		}
 		p.events = append(p.events, e)
-		d.imports.Add(1)
+		if d.imports.Add(1); p.Dead() {
+			return cudaipc.ErrPeerDead
+		}
 	}
 	return nil
 }
@@ -241,7 +247,7 @@ func (d *Device) openVirtual(p *peer, parts []cudaipc.Region) (*cudaipc.Opened, 
 	if err != nil {
 		return nil, err
 	}
-	if err = fill(v, parts, granule); err == nil {
+	if err = fill(p, v, parts, granule); err == nil {
 		err = d.ctx.Allow(v.Start, v.Size)
 	}
 	if err != nil {
@@ -252,10 +258,13 @@ func (d *Device) openVirtual(p *peer, parts []cudaipc.Region) (*cudaipc.Opened, 
 	return &cudaipc.Opened{Size: size, Addr: uint64(v.Start)}, nil
 }
 
-func fill(v *driver.Range, parts []cudaipc.Region, granule uint64) error {
+func fill(p *peer, v *driver.Range, parts []cudaipc.Region, granule uint64) error {
 	for i := range parts {
 		if err := mapPiece(v, &parts[i], driver.Whole(parts[i].Size, granule)); err != nil {
 			return fmt.Errorf("piece %d of %d: %w", i, len(parts), err)
+		}
+		if p.Dead() {
+			return cudaipc.ErrPeerDead
 		}
 	}
 	return nil
