@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -22,7 +21,13 @@ type Takeover struct {
 	wait   time.Duration // in all
 	log    *zap.Logger
 	end    time.Time // of the wait, once it has begun
-	before int       // the process that locked the directory last; 0: not known
+	before holder    // the process that locked the directory last; zero: not known
+}
+
+// holder is a process with its start, in clock ticks since boot: another namespace may have the pid.
+type holder struct {
+	pid   int
+	began uint64
 }
 
 // New makes a Takeover that waits for at most wait in all.
@@ -33,12 +38,18 @@ const poll = 20 * time.Millisecond
 // Admin takes the socket directory.
 func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *socketdir.Listener, err error) {
 	text, _ := os.ReadFile(socketdir.LockPath(dir)) // a missing one names no process
-	t.before, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+	_, _ = fmt.Sscan(string(text), &t.before.pid, &t.before.began)
 	err = t.until(ctx, socketdir.ErrInUse, func() error {
 		l, err = socketdir.ListenAdmin(dir, group)
 		return err
 	})
-	return l, err
+	if err != nil {
+		return nil, err
+	}
+	if err := l.Sign(strconv.FormatUint(dram.ProcessBegan(os.Getpid()), 10)); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
 }
 
 // Pool opens the pool in the file of path. If a mover keeps the file whose agent has ended, Pool
@@ -69,7 +80,7 @@ func (t *Takeover) Pool(
 // can be seen from here, or because it had the directory that this agent has now.
 func (t *Takeover) hasEnded(by *dram.HeldError) bool {
 	host, _ := os.Hostname()
-	return by.Exited && (by.Host == host || by.Process == t.before)
+	return by.Exited && (by.Host == host || holder{by.Process, by.Began} == t.before)
 }
 
 // until retries open as long as its error is held, until the time is over.

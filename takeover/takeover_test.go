@@ -18,16 +18,17 @@ func TestWhoseFileIsAbandoned(t *testing.T) {
 		t.Fatal(err)
 	}
 	take := New(time.Second, zap.NewNop())
-	take.before = 77
+	take.before = holder{77, 5}
 	for name, c := range map[string]struct {
 		by    dram.HeldError
 		ended bool
 	}{
-		"ended here":          {dram.HeldError{Process: 78, Host: host, Exited: true}, true},
-		"the one before":      {dram.HeldError{Process: 77, Host: "x" + host, Exited: true}, true},
-		"another pod":         {dram.HeldError{Process: 78, Host: "x" + host, Exited: true}, false},
-		"the one before runs": {dram.HeldError{Process: 77, Host: host}, false},
-		"not signed":          {dram.HeldError{}, false},
+		"ended here":            {dram.HeldError{Process: 78, Began: 5, Host: host, Exited: true}, true},
+		"the one before":        {dram.HeldError{Process: 77, Began: 5, Host: "x" + host, Exited: true}, true},
+		"another pod":           {dram.HeldError{Process: 78, Began: 5, Host: "x" + host, Exited: true}, false},
+		"another pod, same pid": {dram.HeldError{Process: 77, Began: 6, Host: "x" + host, Exited: true}, false},
+		"the one before runs":   {dram.HeldError{Process: 77, Began: 5, Host: host}, false},
+		"not signed":            {dram.HeldError{}, false},
 	} {
 		if got := take.hasEnded(&c.by); got != c.ended {
 			t.Errorf("%s: ended %v", name, got)

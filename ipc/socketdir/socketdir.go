@@ -214,6 +214,12 @@ func ListenAdmin(dir string, group int) (*Listener, error) {
 	return l, nil
 }
 
+// Sign adds a text behind the pid in the lock of the directory.
+func (l *Listener) Sign(text string) error {
+	_, err := fmt.Fprintln(l.lock, text)
+	return err
+}
+
 // lockDir locks a directory, and signs the lock with this process's pid.
 func lockDir(dir string, group int) (*os.File, error) {
 	if err := Prepare(dir, group); err != nil {
@@ -236,12 +242,13 @@ func lockDir(dir string, group int) (*os.File, error) {
 	if !errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, fmt.Errorf("socket lock %s: %w", f.Name(), err)
 	}
-	var b [32]byte
-	n, _ := f.ReadAt(b[:], 0)
-	return nil, fmt.Errorf("%s: %w by process %s", dir, ErrInUse, strings.TrimSpace(string(b[:n])))
+	var pid int
+	_, _ = fmt.Fscan(f, &pid) // it is for the message
+	return nil, fmt.Errorf("%s: %w by process %d", dir, ErrInUse, pid)
 }
 
-// LockPath returns the lock file of a directory. It has the pid of the process that locked it last.
+// LockPath returns the lock file of a directory. It has the pid of the process that locked it last,
+// and what that signed.
 func LockPath(dir string) string { return filepath.Join(dir, Admin+lockSuffix) }
 
 // Listen listens at path as all sockets of the agent do: in a directory that is closed to others,
