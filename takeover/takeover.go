@@ -39,7 +39,8 @@ const poll = 20 * time.Millisecond
 func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *socketdir.Listener, err error) {
 	text, _ := os.ReadFile(socketdir.LockPath(dir)) // a missing one names no process
 	_, _ = fmt.Sscan(string(text), &t.before.pid, &t.before.began)
-	err = t.until(ctx, socketdir.ErrInUse, func() error {
+	inUse := func(err error) bool { return errors.Is(err, socketdir.ErrInUse) }
+	err = t.until(ctx, inUse, func() error {
 		l, err = socketdir.ListenAdmin(dir, group)
 		return err
 	})
@@ -52,8 +53,9 @@ func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *socketd
 	return l, nil
 }
 
-// Pool opens the pool in the file of path. If a mover keeps the file whose agent has ended, Pool
-// abandons the file and opens a new one. abandoned says why; empty: it was not.
+// Pool opens the pool, in the file of path if that is not empty. It waits for the previous agent's
+// movers, which have the memory of its pool for up to 2 s. If a mover keeps the file whose agent
+// has ended, Pool abandons the file and opens a new one. abandoned says why; empty: it was not.
 func (t *Takeover) Pool(
 	ctx context.Context, path string, open func() (*dram.Pool, error),
 ) (p *dram.Pool, abandoned string, err error) {
@@ -61,7 +63,9 @@ func (t *Takeover) Pool(
 		p, err = open()
 		return err
 	}
-	err = t.until(ctx, dram.ErrHeld, try)
+	err = t.until(ctx, func(err error) bool {
+		return errors.Is(err, dram.ErrHeld) || errors.Is(err, dram.ErrNoMemory) && t.before.pid != 0
+	}, try)
 	var by *dram.HeldError
 	if !errors.As(err, &by) || ctx.Err() != nil || !t.hasEnded(by) {
 		return p, "", err
@@ -83,11 +87,11 @@ func (t *Takeover) hasEnded(by *dram.HeldError) bool {
 	return by.Exited && (by.Host == host || holder{by.Process, by.Began} == t.before)
 }
 
-// until retries open as long as its error is held, until the time is over.
-func (t *Takeover) until(ctx context.Context, held error, open func() error) error {
+// until retries open as long as its error is one to wait for, until the time is over.
+func (t *Takeover) until(ctx context.Context, waits func(error) bool, open func() error) error {
 	for {
 		err := open()
-		if !errors.Is(err, held) {
+		if err == nil || !waits(err) {
 			return err
 		}
 		if t.end.IsZero() {

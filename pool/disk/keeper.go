@@ -155,6 +155,8 @@ func (d *dir) evictOldest() bool {
 	c, err := readSegment(g, &b)
 	if err != nil {
 		d.s.add(readErrors, 1)
+	}
+	if err != nil || !c.footer { // a scan finds only what verifies
 		d.s.add(evicted, d.s.index.removeSegments(map[uint32]bool{g.handle: true}))
 		d.s.notes.noteAll()
 	} else {

@@ -242,10 +242,10 @@ func TestManyKindsShareTheLast(t *testing.T) {
 	}
 }
 
-// asAdvisor returns a policy as a pool takes it; nil: none.
-func asAdvisor(policy advisor.Policy) pool.Advisor {
+// asAdvisor returns a policy as a pool with this clock takes it; nil: none.
+func asAdvisor(policy advisor.Policy, clock func() time.Time) pool.Advisor {
 	if policy == nil {
 		return nil
 	}
-	return advisor.New(policy, nil)
+	return advisor.New(policy, clock)
 }

@@ -30,10 +30,11 @@ type neighbours struct {
 
 func newNeighbours(t testing.TB) *neighbours {
 	n := &neighbours{t: t, now: time.Unix(0, 0)}
+	clock := func() time.Time { return n.now }
 	var err error
 	n.p, err = dram.Open(dram.Options{
-		Bytes: neighbourPool << 10, Virtual: true, Advisor: advisor.New(evict.NewHazard(), nil), HashSeed: 1,
-		Clock: func() time.Time { return n.now },
+		Bytes: neighbourPool << 10, Virtual: true, Advisor: advisor.New(evict.NewHazard(), clock), HashSeed: 1,
+		Clock: clock,
 	})
 	if err != nil {
 		t.Fatal(err)

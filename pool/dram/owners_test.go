@@ -16,7 +16,7 @@ import (
 func owned(t testing.TB, blocks int) (*Pool, pool.Owner) { return ownedWith(t, blocks, nil) }
 
 func ownedWith(t testing.TB, blocks int, policy advisor.Policy) (*Pool, pool.Owner) {
-	p, err := Open(Options{Bytes: 256 << 10, SlabBytes: 4 << 10, Advisor: asAdvisor(policy)})
+	p, err := Open(Options{Bytes: 256 << 10, SlabBytes: 4 << 10, Advisor: asAdvisor(policy, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}

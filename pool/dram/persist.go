@@ -133,6 +133,9 @@ type HeldError = arena.HeldError
 // ErrHeld matches every HeldError.
 var ErrHeld = arena.ErrHeld
 
+// ErrNoMemory is for memory that the machine has, and that is in use now.
+var ErrNoMemory = arena.ErrNoMemory
+
 // ProcessBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
 func ProcessBegan(pid int) uint64 { return arena.ProcessBegan(pid) }
 

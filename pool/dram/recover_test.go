@@ -189,9 +189,9 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 		"none": func() advisor.Policy { return nil }, "lru": func() advisor.Policy { return evict.NewLRU() },
 	} {
 		now := time.Unix(1_700_000_000, 0)
+		clock := func() time.Time { return now }
 		o := Options{
-			Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: func() time.Time { return now },
-			Advisor: asAdvisor(policy()),
+			Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: clock, Advisor: asAdvisor(policy(), clock),
 		}
 		p := reopen(t, o)
 		id := openSpec(t, p, keptSpec)
@@ -204,7 +204,7 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 		_, refs, _ := p.Pin(id, 0, chains[0], math.MaxInt64, nil)
 		p.Unpin(refs)
 		closePool(t, p)
-		now, o.Advisor = now.Add(time.Second), asAdvisor(policy())
+		now, o.Advisor = now.Add(time.Second), asAdvisor(policy(), clock)
 		p = reopen(t, o)
 		id = openSpec(t, p, keptSpec)
 		put(t, p, id, randomChain(nil, 4, 14)) // 4 slots are free
@@ -224,20 +224,20 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 func TestLearnedOutlivesTheProcess(t *testing.T) {
 	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
 	learned := &learner{Policy: evict.NewLRU(), gives: []byte("what it learned")}
-	o.Advisor = asAdvisor(learned)
+	o.Advisor = asAdvisor(learned, nil)
 	closePool(t, reopen(t, o))
 	again := &learner{Policy: evict.NewLRU()}
-	o.Advisor = asAdvisor(again)
+	o.Advisor = asAdvisor(again, nil)
 	p := reopen(t, o)
 	if string(again.got) != "what it learned" {
 		t.Errorf("it got %q back", again.got)
 	}
 	closePool(t, p)
 	again.gives = make([]byte, 100_000)
-	o.Advisor = asAdvisor(again)
+	o.Advisor = asAdvisor(again, nil)
 	closePool(t, reopen(t, o))
 	refuses := &learner{Policy: evict.NewLRU(), refuse: errors.New("of another version")}
-	o.Advisor = asAdvisor(refuses)
+	o.Advisor = asAdvisor(refuses, nil)
 	p = reopen(t, o)
 	if r := p.Info().Recovery; len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "of another version") ||
 		len(refuses.got) != 100_000 {

@@ -52,7 +52,7 @@ func stormSpecs() []pool.Spec {
 }
 
 func openStorm(path string, policy advisor.Policy) (*Pool, error) {
-	p, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path, Advisor: asAdvisor(policy)})
+	p, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path, Advisor: asAdvisor(policy, nil)})
 	if err != nil {
 		return nil, err
 	}

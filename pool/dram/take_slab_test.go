@@ -114,7 +114,7 @@ func TestSlabWithAPinIsNotTaken(t *testing.T) {
 func sizedSpaces(t *testing.T, sizes ...uint32) (p *Pool, spaces []pool.SpaceID) {
 	t.Helper()
 	p, err := Open(Options{
-		Bytes: 16 << 20, SlabBytes: 256 << 10, Virtual: true, Advisor: asAdvisor(evict.NewLRU()),
+		Bytes: 16 << 20, SlabBytes: 256 << 10, Virtual: true, Advisor: asAdvisor(evict.NewLRU(), nil),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -81,8 +81,9 @@ func (l *level) fetch(ctx context.Context, batch []*promise) {
 		}
 		l.p.returnAfter(ctx, using, f.loan)
 	}
-	if len(remove) > 0 {
-		l.remove(ctx, remove)
+	if len(remove) > 0 && l.beginWriting() {
+		l.remove(ctx, remove) // a store that hangs on it holds no more than the writers
+		l.doneWriting()
 	}
 }
 

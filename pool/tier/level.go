@@ -109,13 +109,27 @@ func (l *level) next() (fetch []*promise, put []origin) {
 		if batch := p.takeFetchesLocked(l); len(batch) > 0 {
 			return batch, nil
 		}
-		if l.up() && l.writers < max(l.Workers/2, 1) && l.puts.len() > 0 && !p.now().Before(l.fullUntil) {
+		if l.up() && l.mayWriteLocked() && l.puts.len() > 0 && !p.now().Before(l.fullUntil) {
 			l.writers++
 			return nil, l.puts.take(l)
 		}
 		l.wake.Wait()
 	}
 	return nil, nil
+}
+
+// mayWriteLocked reports whether one more worker may write.
+func (l *level) mayWriteLocked() bool { return l.writers < max(l.Workers/2, 1) }
+
+// beginWriting lets a worker that has fetched write, if one more may.
+func (l *level) beginWriting() bool {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	if !l.mayWriteLocked() {
+		return false
+	}
+	l.writers++
+	return true
 }
 
 // doneWriting ends a write.

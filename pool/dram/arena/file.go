@@ -204,8 +204,8 @@ func (f *File) examine() error {
 		f.cold = s.unfit(&f.layout, st.Size)
 	case errors.Is(err, errBlank) && !filled:
 		f.cold = err.Error()
-	case whole: // no other file has that size: it lost the pages at its end
-		f.cold = errNoSuper.Error()
+	case whole && (errors.Is(err, unix.EIO) || errors.Is(err, errBlank)):
+		f.cold = errNoSuper.Error() // no other file has that size: it lost the pages at its end
 	case errors.Is(err, errForeign) || errors.Is(err, errBlank):
 		return fmt.Errorf(
 			"dram: %s: %d bytes that are no pool's: allowed is a file that is not there, or one that a pool made",

@@ -132,8 +132,11 @@ type files struct{ meminfo, cgroup, root string }
 
 var systemFiles = files{meminfo: "/proc/meminfo", cgroup: "/proc/self/cgroup", root: "/sys/fs/cgroup"}
 
+// ErrNoMemory is for memory that the machine has, and that is in use now.
+var ErrNoMemory = errors.New("memory is in use")
+
 // checkMemory refuses an arena of ordinary pages for which the cgroup or the machine has no memory:
-// with ErrTooLarge if they never can, whatever others free.
+// with ErrTooLarge if they never can, whatever others free, else with ErrNoMemory.
 func checkMemory(bytes int64, f files) error {
 	total, err := meminfo(f, "MemTotal:")
 	if err != nil {
@@ -154,9 +157,9 @@ func checkMemory(bytes int64, f files) error {
 	err = fmt.Errorf("dram: a pool of %s: the machine has %s, of which %s are available, the cgroup allows %s",
 		gib(bytes), gib(total<<10), gib(available<<10), limit)
 	if bytes > total<<10 || bytes > group {
-		err = fmt.Errorf("%w: %w", err, pool.ErrTooLarge)
+		return fmt.Errorf("%w: %w", err, pool.ErrTooLarge)
 	}
-	return err
+	return fmt.Errorf("%w: %w", err, ErrNoMemory)
 }
 
 func gib(n int64) string { return fmt.Sprintf("%.2f GiB", float64(n)/(1<<30)) }

@@ -201,7 +201,7 @@ func (n *Names) Reset(fp pool.Fingerprint) error {
 // may claim the epoch too. In the last epoch the tiers are off.
 func (n *Names) claimEpoch(e *catalog.Space, epoch uint64) {
 	e.Epoch, e.Claim, e.Confirmed = min(epoch, catalog.MaxEpoch), catalog.Nonce{}, nil
-	if slices.ContainsFunc(n.tiers, func(t *tier) bool { return !t.Local }) {
+	if e.Epoch < catalog.MaxEpoch && slices.ContainsFunc(n.tiers, func(t *tier) bool { return !t.Local }) {
 		e.Claim = catalog.NewNonce()
 	}
 }
