@@ -111,7 +111,7 @@ func (t *Table) Close() {
 }
 
 // EndSession ends what a session holds: its open transfers are complete, because nothing more
-// comes, and the fetches end that it was the last to ask for.
+// comes, and the fetches end that no other session has asked for.
 func (t *Table) EndSession(session uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -126,9 +126,7 @@ func (t *Table) EndSession(session uint64) {
 		}
 	}
 	for _, f := range t.mu.fetches {
-		if f.session == session {
-			f.cancel()
-		}
+		f.leave(session)
 	}
 	for key, w := range t.mu.waits {
 		if w.session == session {

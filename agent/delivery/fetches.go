@@ -65,13 +65,24 @@ func (r *Request) bytes() (n int64) {
 type fetch struct {
 	key       Key
 	request   *Request
-	session   uint64        // that asked for it last; 0 stands for look-ups without one
-	until     time.Time     // when it is no longer wanted or remembered
-	place     *list.Element // in Table.mu.asked
+	sessions  map[uint64]struct{} // that asked for it; 0 stands for look-ups without one
+	until     time.Time           // when it is no longer wanted or remembered
+	place     *list.Element       // in Table.mu.asked
 	cancel    context.CancelFunc
 	over      bool
 	ended     chan struct{} // closed once it is over
 	delivered bool          // the receiver has said so
+}
+
+// leave records that a session ended, and ends a fetch that no other has asked for.
+func (f *fetch) leave(session uint64) {
+	if _, asked := f.sessions[session]; !asked {
+		return
+	}
+	delete(f.sessions, session)
+	if len(f.sessions) == 0 {
+		f.cancel()
+	}
 }
 
 // Fetching reports whether a transfer's blocks are being fetched from a peer, and whether a fetch
@@ -91,7 +102,7 @@ func (t *Table) Fetching(s pool.SpaceID, name []byte, peer string, session uint6
 	f.until = now.Add(t.cfg.TTL)
 	t.mu.asked.MoveToBack(f.place)
 	if running = !f.over && !f.delivered; running {
-		f.session = session
+		f.sessions[session] = struct{}{}
 	}
 	return running, true
 }
@@ -120,7 +131,7 @@ func (t *Table) Start(r *Request, session uint64) bool {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	f := &fetch{
-		key: key, request: r, session: session, until: t.cfg.Now().Add(t.cfg.TTL),
+		key: key, request: r, sessions: map[uint64]struct{}{session: {}}, until: t.cfg.Now().Add(t.cfg.TTL),
 		cancel: cancel, over: !runs, ended: make(chan struct{}),
 	}
 	f.place = t.mu.asked.PushBack(f)

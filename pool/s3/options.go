@@ -35,7 +35,8 @@ type Options struct {
 	DialTimeout time.Duration // default 2 s
 	// Transport makes the requests in tests. The store does not close it.
 	Transport http.RoundTripper
-	// OnState is called with changes of the store's state. It must not call the store. May be nil.
+	// OnState is called with changes of the store's state, and once, with an unchanged state, if
+	// the keys may not list the bucket. It must not call the store. May be nil.
 	OnState remote.OnState
 }
 

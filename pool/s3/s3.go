@@ -7,6 +7,7 @@ package s3
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -30,7 +31,8 @@ type Store struct {
 
 	// allowed is set while the keys are known to be valid: some request succeeded, and since then
 	// the service refused nothing but reads of objects that may not exist.
-	allowed atomic.Bool
+	allowed      atomic.Bool
+	hiddenLogged atomic.Bool
 }
 
 var _ pool.Store = (*Store)(nil)
@@ -191,6 +193,10 @@ const (
 	silence         // there was no answer
 )
 
+// errHidden is passed to OnState once, with the state as it is, if the keys may not list.
+var errHidden = errors.New("403 for a missing object is taken for a miss: " +
+	"the keys may not list the bucket, or may not read this object")
+
 // judgeRead is judge for HEAD and GET. If the keys may not list the bucket, S3 answers 403
 // AccessDenied for a missing object, as it does to keys without any right. judgeRead takes it for a
 // miss if the keys are known to be valid.
@@ -200,6 +206,9 @@ func (s *Store) judgeRead(ctx context.Context, err error) verdict {
 		return s.judge(ctx, err)
 	}
 	s.count[countHidden].Add(1)
+	if state := s.State(); s.o.OnState != nil && !s.hiddenLogged.Swap(true) {
+		s.o.OnState(state, state, errHidden)
+	}
 	return missing
 }
 
