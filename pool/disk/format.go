@@ -133,8 +133,6 @@ func parseName(name string) (version int, id, nonce uint64, ok bool) {
 	return version, id, nonce, ok
 }
 
-func sumOf(h *header, p []byte) uint32 { return pool.Sum(h.key.Seed(h.length), p) }
-
 // copyStep is so small that copied bytes are in the first-level cache when they are summed.
 const copyStep = 16 << 10
 

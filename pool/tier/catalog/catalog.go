@@ -78,7 +78,8 @@ func (k *Catalog) Of(fp pool.Fingerprint) Space {
 	return Space{Epoch: k.Floor}
 }
 
-// Put records the state of a space. A full catalog keeps no others than those in open.
+// Put records the state of a space. A full catalog keeps no others than those in open, and those
+// that makeRoom does not drop.
 func (k *Catalog) Put(fp pool.Fingerprint, e Space, open []pool.Fingerprint) {
 	if _, there := k.Spaces[fp]; !there && len(k.Spaces) >= MaxSpaces {
 		k.makeRoom(open)
