@@ -21,10 +21,11 @@ type Takeover struct {
 	wait   time.Duration // in all
 	log    *zap.Logger
 	end    time.Time // of the wait, once it has begun
-	before holder    // the process that locked the directory last; zero: not known
+	before holder    // of the directory's lock, the last one; zero: not known
 }
 
-// holder is a process with its start, in clock ticks since boot: another namespace may have the pid.
+// holder is a process with its start, in clock ticks since boot: another namespace may have the
+// pid.
 type holder struct {
 	pid   int
 	began uint64
