@@ -48,7 +48,8 @@ func New(policy Policy, now func() time.Time) *Advisor {
 		now = time.Now
 	}
 	a := &Advisor{
-		now: now, start: now(), policy: policy, notes: make(chan *pool.Note, MaxNotes), spare: make(chan *pool.Note, MaxNotes),
+		now: now, start: now(), policy: policy,
+		notes: make(chan *pool.Note, MaxNotes), spare: make(chan *pool.Note, MaxNotes),
 		wake: make(chan struct{}, 1), ending: make(chan struct{}), ended: make(chan struct{}),
 	}
 	go a.run()
