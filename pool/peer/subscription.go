@@ -111,7 +111,7 @@ func (v *served) watch(sub *subscription) {
 		}
 		seen = seen || t.State == Open || t.State == Complete
 		// The state is read before the index: what is complete by then is found.
-		ending := (raising == nil || waited) && (waited || t.State == Complete || t.State == Unknown && (seen || !sub.early))
+		ending := waited || raising == nil && (t.State == Complete || t.State == Unknown && (seen || !sub.early))
 		var paused <-chan time.Time
 		start, first := time.Now(), last.IsZero()
 		if rest := max(announcePause, announceRests*took) - start.Sub(last); rest > 0 && t == was && !ending {

@@ -30,8 +30,9 @@ import (
 
 // Pool implements pool.Memory and pool.Tiers. What it does not define itself is memory's alone:
 // Acquire, since promises were settled before a load; owners, hints, and notes of entries that come
-// and go. Its methods may run concurrently. Locks are taken in the following order. No store and no caller's function is called
-// under any of them, except a local store's Exists and the memory's own methods.
+// and go. Its methods may run concurrently. Locks are taken in the following order. No store and no
+// caller's function is called under any of them, except a local store's Exists and the memory's own
+// methods.
 //
 //	names.changeMu  a reset or another change of names; held while it is written to disk
 //	spaces.mu       a space opens, closes, or begins another era
