@@ -81,10 +81,7 @@ func (l *level) fetch(ctx context.Context, batch []*promise) {
 		}
 		l.p.returnAfter(ctx, using, f.loan)
 	}
-	if len(remove) > 0 && l.beginWriting() {
-		l.remove(ctx, remove) // a store that hangs on it holds no more than the writers
-		l.doneWriting()
-	}
+	l.queueRemovals(remove)
 }
 
 // request returns the items to get for an entry: a value with its header for each shard.

@@ -9,11 +9,13 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// deletesHang is a store whose values can be damaged, and whose deletes do not return.
+// deletesHang is a store whose values can be damaged, and whose deletes do not return until it
+// works.
 type deletesHang struct {
 	pool.Store
 	damaged atomic.Bool
 	deletes atomic.Int64 // that hang
+	works   chan struct{}
 }
 
 func (s *deletesHang) Get(ctx context.Context, items []pool.Item) error {
@@ -26,14 +28,19 @@ func (s *deletesHang) Get(ctx context.Context, items []pool.Item) error {
 	return err
 }
 
-func (s *deletesHang) Delete(ctx context.Context, _ []pool.Key) error {
+func (s *deletesHang) Delete(ctx context.Context, keys []pool.Key) error {
 	s.deletes.Add(1)
 	defer s.deletes.Add(-1)
-	<-ctx.Done()
-	return ctx.Err()
+	select {
+	case <-s.works:
+		return s.Store.Delete(ctx, keys)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
-// TestDeletesHoldNoFetches fetches beside deletes that do not return.
+// TestDeletesHoldNoFetches fetches beside deletes that do not return, and expects all values that
+// were found damaged meanwhile to be deleted once they do.
 func TestDeletesHoldNoFetches(t *testing.T) {
 	shelf := pooltest.NewShelf()
 	w := newNode(t, 200, 1, Options{}, sharing(shelf))
@@ -42,7 +49,7 @@ func TestDeletesHoldNoFetches(t *testing.T) {
 		w.save(chain(name, 4))
 	}
 	w.stored(0, 20)
-	store := &deletesHang{Store: shelf}
+	store := &deletesHang{Store: shelf, works: make(chan struct{})}
 	r := newNode(t, 200, 1, Options{}, sharing(store))
 	for _, name := range append(bad, "good") {
 		r.know(chain(name, 4))
@@ -58,4 +65,8 @@ func TestDeletesHoldNoFetches(t *testing.T) {
 	if n != 4 || store.deletes.Load() == 0 {
 		t.Errorf("%d of 4 blocks, %d deletes hang", n, store.deletes.Load())
 	}
+	close(store.works)
+	r.waitFor("what was damaged is deleted", func(r *pool.TierReport) bool {
+		return r.Tiers[0].Deleted == 16 && shelf.Len() == 4
+	})
 }

@@ -28,9 +28,10 @@ type level struct {
 
 	// The following fields are under Pool.mu. wake is signalled when there is work.
 	wake      *sync.Cond
-	fetches   list.List // promises, oldest first
+	fetches   list.List  // promises, oldest first
+	removals  []pool.Key // of damaged values, at most removalQueue
 	puts      putQueue
-	writers   int // workers that are writing
+	writers   int // workers that are writing or removing
 	fullUntil time.Time
 }
 
@@ -87,10 +88,13 @@ func (l *level) up() bool { return l.breaker.closed.Load() }
 // work runs a worker until the pool closes.
 func (l *level) work(ctx context.Context) {
 	for {
-		fetch, put := l.next()
+		fetch, remove, put := l.next()
 		switch {
 		case len(fetch) > 0:
 			l.fetch(ctx, fetch)
+		case len(remove) > 0:
+			l.remove(ctx, remove)
+			l.doneWriting()
 		case len(put) > 0:
 			l.write(ctx, put)
 			l.doneWriting()
@@ -100,39 +104,32 @@ func (l *level) work(ctx context.Context) {
 	}
 }
 
-// next waits for work: fetches before puts; none: the pool closes.
-func (l *level) next() (fetch []*promise, put []origin) {
+// next waits for work: fetches before removals before puts; none: the pool closes.
+func (l *level) next() (fetch []*promise, remove []pool.Key, put []origin) {
 	p := l.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for !p.mu.closed {
 		if batch := p.takeFetchesLocked(l); len(batch) > 0 {
-			return batch, nil
+			return batch, nil, nil
 		}
-		if l.up() && l.mayWriteLocked() && l.puts.len() > 0 && !p.now().Before(l.fullUntil) {
-			l.writers++
-			return nil, l.puts.take(l)
+		if l.up() && l.writers < max(l.Workers/2, 1) {
+			if n := min(len(l.removals), l.BatchItems); n > 0 {
+				l.writers++
+				remove, l.removals = l.removals[:n:n], l.removals[n:]
+				return nil, remove, nil
+			}
+			if l.puts.len() > 0 && !p.now().Before(l.fullUntil) {
+				l.writers++
+				return nil, nil, l.puts.take(l)
+			}
 		}
 		l.wake.Wait()
 	}
-	return nil, nil
+	return nil, nil, nil
 }
 
-// mayWriteLocked reports whether one more worker may write.
-func (l *level) mayWriteLocked() bool { return l.writers < max(l.Workers/2, 1) }
-
-// beginWriting lets a worker that has fetched write, if one more may.
-func (l *level) beginWriting() bool {
-	l.p.mu.Lock()
-	defer l.p.mu.Unlock()
-	if !l.mayWriteLocked() {
-		return false
-	}
-	l.writers++
-	return true
-}
-
-// doneWriting ends a write.
+// doneWriting ends a write or a removal.
 func (l *level) doneWriting() {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()

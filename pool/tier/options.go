@@ -19,6 +19,7 @@ const (
 	askFirst     = 64      // entries of a new prompt's chain in a first question; then as many as were found so far
 	askMost      = 4096    // entries of one question
 	questions    = 64      // questions waiting for a tier; more are not asked
+	removalQueue = 1 << 16 // damaged values of a tier waiting to be deleted; more are forgotten until found again
 	queuedUses   = 256     // look-ups waiting for the search for second uses; more are dropped
 	cacheEntries = 1 << 18 // cells of an existsCache, 4 MiB
 	fullPause    = time.Second

@@ -53,6 +53,15 @@ func (l *level) queueLocked(o origin) {
 	l.wake.Signal()
 }
 
+// queueRemovals queues values to be deleted. It forgets those without room: the next fetch finds
+// them damaged again.
+func (l *level) queueRemovals(keys []pool.Key) {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	l.removals = append(l.removals, keys[:min(len(keys), removalQueue-len(l.removals))]...)
+	l.wake.Signal()
+}
+
 // remove deletes keys. It does not retry.
 func (l *level) remove(ctx context.Context, keys []pool.Key) {
 	within, stop := context.WithTimeout(ctx, l.PutWithin)
