@@ -184,7 +184,7 @@ func TestPageInABrowser(t *testing.T) {
 func (b *browser) inked(busy bool) {
 	b.t.Helper()
 	const lines = `[...document.querySelectorAll('#charts canvas')].map((c, chart) => {
-		const name = ['--d', '--b', '--d', '--a', '--c', '--b'][chart];
+		const name = ['--c', '--b', '--d', '--a', '--c', '--b'][chart];
 		const colour = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 		const want = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
 		const copy = new OffscreenCanvas(c.width, c.height).getContext('2d', { willReadFrequently: true });
