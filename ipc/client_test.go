@@ -154,7 +154,15 @@ func (l *LookupClient) connectLocked(deadline time.Time) (err error) {
 		return err
 	}
 	in.r += greetingBytes
-	return checkGreeting(in.buf[in.r-greetingBytes : in.r])
+	if err := checkGreeting(in.buf[in.r-greetingBytes : in.r]); err != nil {
+		return err
+	}
+	_, size, err := in.head() // of READY
+	if err == nil {
+		err = in.fill(int(size))
+		in.r += int(size)
+	}
+	return err
 }
 
 func (l *LookupClient) disconnectLocked() {

@@ -64,14 +64,14 @@ func (p *Parser) Parse(f *Frames, r *LookupRequest) error {
 	*r = LookupRequest{}
 	w := wire{decoding: true, message: "look-up"}
 	if f.Len() == 0 {
-		w.fail(ReasonFrames, "", "no frame, allowed is 1 to %d", MaxLookupFrames)
+		w.fail("", "no frame, allowed is 1 to %d", MaxLookupFrames)
 		return w.err
 	}
 	head := f.At(0)
 	r.Form = detectForm(f.Len(), head, len(head))
 	w.message = formMessages[r.Form]
 	if f.Len() > MaxLookupFrames || f.Bytes() > MaxLookupBytes {
-		w.fail(ReasonTooLarge, "", "%d frames, %d bytes, allowed is 1 to %d and %d", f.Len(), f.Bytes(),
+		w.fail("", "%d frames, %d bytes, allowed is 1 to %d and %d", f.Len(), f.Bytes(),
 			MaxLookupFrames, MaxLookupBytes)
 		return w.err
 	}
@@ -87,7 +87,7 @@ func (p *Parser) Parse(f *Frames, r *LookupRequest) error {
 	case FormAscend2, FormAscend3, FormAscend4:
 		p.parseAscend(&w, f, r)
 	default:
-		w.fail(ReasonFrames, "", "%d frames, the first of %d bytes, fit no form", f.Len(), len(head))
+		w.fail("", "%d frames, the first of %d bytes, fit no form", f.Len(), len(head))
 	}
 	if w.err != nil {
 		return w.err
@@ -106,15 +106,15 @@ func (r *LookupRequest) checkHashes(w *wire) {
 	}
 	n := r.HashLen
 	if n < 0 || n > MaxHashLen || n == 0 && len(r.Hashes) > 0 {
-		w.fail(ReasonRange, "hash_len", "%d, allowed is 1 to %d, or 0 without hashes", n, MaxHashLen)
+		w.fail("hash_len", "%d, allowed is 1 to %d, or 0 without hashes", n, MaxHashLen)
 		return
 	}
 	if n > 0 && len(r.Hashes)%n != 0 {
-		w.fail(ReasonLengths, "hashes", "%d bytes, no multiple of hash_len %d", len(r.Hashes), n)
+		w.fail("hashes", "%d bytes, no multiple of hash_len %d", len(r.Hashes), n)
 		return
 	}
 	if n > 0 && len(r.Hashes)/n > MaxHashes {
-		w.fail(ReasonRange, "hashes", "%d hashes, allowed is 0 to %d", len(r.Hashes)/n, MaxHashes)
+		w.fail("hashes", "%d hashes, allowed is 0 to %d", len(r.Hashes)/n, MaxHashes)
 	}
 }
 
@@ -142,7 +142,7 @@ func (r *LookupRequest) walkOwn(w *wire) {
 	w.str("peer", &r.Peer, 0, MaxPeerAddress)
 	w.flag("early", &r.Early)
 	if w.decoding && w.err == nil && len(w.buf) > 0 {
-		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
+		w.fail("", "%d bytes after the last field", len(w.buf))
 	}
 }
 
@@ -166,11 +166,11 @@ const simpleHashBytes = 32
 func parseUpstream(w *wire, f *Frames, r *LookupRequest) {
 	tokens, length, hashes := f.At(1), f.At(2), f.At(3)
 	if len(tokens) != 4 {
-		w.fail(ReasonLengths, "num_tokens", "%d bytes, allowed is 4", len(tokens))
+		w.fail("num_tokens", "%d bytes, allowed is 4", len(tokens))
 		return
 	}
 	if len(length) != 2 {
-		w.fail(ReasonLengths, "hash_len", "%d bytes, allowed is 2", len(length))
+		w.fail("hash_len", "%d bytes, allowed is 2", len(length))
 		return
 	}
 	r.Tokens = uint64(binary.BigEndian.Uint32(tokens))
@@ -184,7 +184,7 @@ func parseSimple(w *wire, f *Frames, r *LookupRequest) {
 	hashes := f.From(1)
 	for i, end := range hashes.Ends {
 		if n := int(end - hashes.begin(i)); n != simpleHashBytes {
-			w.fail(ReasonLengths, "hashes", "hash %d has %d bytes, allowed is %d", i, n, simpleHashBytes)
+			w.fail("hashes", "hash %d has %d bytes, allowed is %d", i, n, simpleHashBytes)
 			return
 		}
 	}

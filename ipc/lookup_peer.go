@@ -206,7 +206,7 @@ func (p *lookupPeer) parse(f *Frames, enveloped bool) (err error) {
 	defer Guard(&err)
 	if !enveloped {
 		p.request = LookupRequest{}
-		return &MalformedError{ReasonEnvelope, "look-up", "", "no empty frame before the request, as REQ sends it"}
+		return &MalformedError{"look-up", "", "no empty frame before the request, as REQ sends it"}
 	}
 	body := f.From(delimiterFrames)
 	if !p.in.over {
@@ -217,7 +217,7 @@ func (p *lookupPeer) parse(f *Frames, enveloped bool) (err error) {
 		head := body.At(0)
 		p.request.Form = detectForm(p.in.frames-delimiterFrames, head, len(head))
 	}
-	return &MalformedError{ReasonTooLarge, "look-up", "", fmt.Sprintf("%d frames, %d bytes, allowed is 1 to %d and %d",
+	return &MalformedError{"look-up", "", fmt.Sprintf("%d frames, %d bytes, allowed is 1 to %d and %d",
 		p.in.frames-delimiterFrames, p.in.bytes, MaxLookupFrames, MaxLookupBytes)}
 }
 
@@ -246,13 +246,10 @@ func (p *lookupPeer) send(b []byte) error {
 
 var _ io.Reader = (*lookupPeer)(nil)
 
-// Reasons is the number of reasons: Reason values are below it.
-const Reasons = int(numReasons)
-
 // LookupCounts counts what went wrong at some look-up sockets.
 type LookupCounts struct {
-	Unsent  atomic.Uint64          // answers to peers that had disconnected or did not read
-	Dropped atomic.Uint64          // connections closed: no ZMTP, beyond one of its limits, or too many
-	Waited  atomic.Uint64          // times that a connection had to wait for a descriptor
-	Reasons [Reasons]atomic.Uint64 // malformed requests, by Reason
+	Unsent    atomic.Uint64 // answers to peers that had disconnected or did not read
+	Dropped   atomic.Uint64 // connections closed: no ZMTP, beyond one of its limits, or too many
+	Waited    atomic.Uint64 // times that a connection had to wait for a descriptor
+	Malformed atomic.Uint64 // requests
 }

@@ -179,9 +179,8 @@ func (s *LookupServer) handle(r *LookupRequest) LookupReply {
 
 // malformed counts and reports a malformed request.
 func (s *LookupServer) malformed(err error) {
-	var m *MalformedError
-	if errors.As(err, &m) {
-		s.o.Counts.Reasons[m.Reason].Add(1)
+	if errors.As(err, new(*MalformedError)) {
+		s.o.Counts.Malformed.Add(1)
 	}
 	if s.o.OnMalformed != nil {
 		s.o.OnMalformed(err)

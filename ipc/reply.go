@@ -63,7 +63,7 @@ func (a *LookupReply) walkOwn(w *wire) {
 	num(w, "disk", &a.Disk, 0, math.MaxUint32)
 	num(w, "shared", &a.Shared, 0, math.MaxUint32)
 	if w.err == nil && len(w.buf) > 0 {
-		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
+		w.fail("", "%d bytes after the last field", len(w.buf))
 	}
 }
 

@@ -17,9 +17,8 @@ const (
 	zmtpBuffer       = 16 << 10             // bytes read at once; longer frames are read directly into the message
 	// keepHead is how many bytes are kept of the frame that made a message too large: they identify
 	// its form.
-	keepHead          = 16
-	delimiterFrames   = 1  // before the request, as REQ and DEALER send it
-	maxCommandsInARow = 64 // between two frames
+	keepHead        = 16
+	delimiterFrames = 1 // before the request, as REQ and DEALER send it
 )
 
 // zmtpReader reads the messages of one peer. It discards what is beyond the limits of a look-up.
@@ -81,21 +80,14 @@ func (z *zmtpReader) head() (flags byte, size uint64, err error) {
 func (z *zmtpReader) next() error {
 	z.message.Reset()
 	z.frames, z.bytes, z.over = 0, 0, false
-	for commands := 0; ; {
+	for {
 		flags, size, err := z.head()
 		if err != nil {
 			return err
 		}
 		if flags&zmtpCommand != 0 {
-			if commands++; commands > maxCommandsInARow {
-				return fmt.Errorf("%d commands: %w", commands, errZMTP)
-			}
-			if err := z.skipCommand(size); err != nil {
-				return err
-			}
-			continue
+			return fmt.Errorf("a command of %d bytes after the handshake: %w", size, errZMTP)
 		}
-		commands = 0
 		if err := z.frame(size); err != nil {
 			return err
 		}
@@ -103,14 +95,6 @@ func (z *zmtpReader) next() error {
 			return nil
 		}
 	}
-}
-
-// skipCommand reads a command. None of those after READY means anything here.
-func (z *zmtpReader) skipCommand(size uint64) error {
-	if size > maxZMTPCommand {
-		return fmt.Errorf("a command of %d bytes, allowed is %d: %w", size, maxZMTPCommand, errZMTP)
-	}
-	return z.skip(int(size))
 }
 
 // frame reads the body of a frame, and keeps it while the message is within the limits of a
