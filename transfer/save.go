@@ -13,7 +13,7 @@ func (th *thread) save(t *task) {
 		t.setFrom(0, pool.Stale)
 		return
 	}
-	th.batches(t, batchOps{th.beginSave, th.finishSave})
+	th.whole(t, th.beginSave, th.finishSave)
 }
 
 // beginSave reserves slots for the batch, of each part up to the first block without room.
@@ -38,6 +38,7 @@ func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
 
 // finishSave commits the copied blocks if the engine still wants them.
 func (th *thread) finishSave(t *task, f *flight, before pool.Status) pool.Status {
+	th.awaitCopy(t, f, before)
 	for i := range f.sums {
 		f.slots[i].Sum = f.sums[i]
 	}

@@ -2,9 +2,7 @@ package transfer
 
 import (
 	"bytes"
-	"errors"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
@@ -143,20 +141,5 @@ func TestOneShardLooksForRoom(t *testing.T) {
 	}
 	if got := s.stored(0, many); got != room {
 		t.Errorf("%d blocks are stored, want %d", got, room)
-	}
-}
-
-// TestShardsThatCannotBeHeld are refused at the start of a worker.
-func TestShardsThatCannotBeHeld(t *testing.T) {
-	s := newNode(t, 64).join(t, nil)
-	for want, change := range map[string]func(*Config){
-		"7 blocks of shard 1, 256 of": func(c *Config) { c.Held[1].Layout.Groups[0].NumBlocks = 7 },
-	} {
-		cfg := Config{Device: s.host, Peer: s.peer, Slots: s.pool, Complete: func(Completion) {}}
-		cells(0, 1, 2)(&cfg)
-		change(&cfg)
-		if _, err := Start(cfg); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want ErrInvalid that says %q", err, want)
-		}
 	}
 }
