@@ -177,8 +177,6 @@ func (c *Conn) Close() error {
 	return err
 }
 
-const firstRead = 64 << 10 // bytes of a frame that are allocated before they have arrived
-
 // Recv waits for the next message. fds are the descriptors that came with it, close-on-exec, as
 // many as it names. Errors are final: a *MalformedError when the peer violates the protocol (an
 // ERROR can still be sent), io.EOF at a regular end, ErrPeerDied at the agent's end when the peer's
@@ -239,12 +237,8 @@ func (c *Conn) readFrame(idle time.Duration) (frame []byte, fds []int, err error
 		return nil, fds, &MalformedError{"frame", "length",
 			fmt.Sprintf("%d, allowed is 1 to %d", size, MaxFrame)}
 	}
-	frame = make([]byte, min(size, firstRead))
-	if err := c.readFull(frame); err != nil || size == uint32(len(frame)) {
-		return frame, fds, err
-	}
-	whole := make([]byte, size)
-	return whole, fds, c.readFull(whole[copy(whole, frame):])
+	frame = make([]byte, size)
+	return frame, fds, c.readFull(frame)
 }
 
 func deadline(idle time.Duration) time.Time {
