@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/kvagent/kvagent/connlimit"
@@ -19,7 +18,6 @@ type lookupPeer struct {
 	s     *LookupServer
 	nc    *net.UnixConn
 	place *connlimit.Place
-	raw   syscall.RawConn
 
 	in      zmtpReader
 	begun   bool // part of a message or of the handshake has arrived, and the rest has a deadline
@@ -28,27 +26,12 @@ type lookupPeer struct {
 	parser  Parser
 	request LookupRequest
 	out     []byte
-
-	write struct { // used by send, so that it does not allocate
-		f func(fd uintptr) bool
-		b []byte
-		n int
-		e error
-	}
 }
 
-func newLookupPeer(s *LookupServer, nc *net.UnixConn) (*lookupPeer, error) {
-	raw, err := nc.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	p := &lookupPeer{s: s, nc: nc, raw: raw}
+func newLookupPeer(s *LookupServer, nc *net.UnixConn) *lookupPeer {
+	p := &lookupPeer{s: s, nc: nc}
 	p.in = zmtpReader{src: p, buf: make([]byte, zmtpBuffer), grow: p.grow}
-	p.write.f = func(fd uintptr) bool {
-		p.write.n, p.write.e = syscall.Write(int(fd), p.write.b)
-		return true
-	}
-	return p, nil
+	return p
 }
 
 // run serves the connection until it, or the server, ends.
@@ -221,26 +204,14 @@ func (p *lookupPeer) parse(f *Frames, enveloped bool) (err error) {
 		p.in.frames-delimiterFrames, p.in.bytes, MaxLookupFrames, MaxLookupBytes)}
 }
 
-// send writes at once, or waits for a peer that does not read, at most FrameTimeout. Nothing more
-// is read from the peer meanwhile.
+// send writes, and waits for a peer that does not read, at most FrameTimeout. Nothing more is read
+// from the peer meanwhile.
 func (p *lookupPeer) send(b []byte) error {
-	p.write.b = b
-	if err := p.raw.Write(p.write.f); err != nil {
-		return err
-	}
-	n, err := p.write.n, p.write.e
-	if err == nil && n == len(b) {
-		return nil
-	}
-	if err != nil && !errors.Is(err, syscall.EAGAIN) && !errors.Is(err, syscall.EINTR) {
-		return err
-	}
 	_ = p.nc.SetWriteDeadline(time.Now().Add(FrameTimeout))
 	if p.s.ending() {
 		p.hurry()
 	}
-	_, err = p.nc.Write(b[max(n, 0):])
-	_ = p.nc.SetWriteDeadline(time.Time{})
+	_, err := p.nc.Write(b)
 	return err
 }
 

@@ -135,15 +135,13 @@ func (s *LookupServer) accept() {
 
 // admit starts a peer, unless there are too many.
 func (s *LookupServer) admit(nc *net.UnixConn) {
-	owner, giveWay := connlimit.Of(nc), func() {
+	giveWay := func() {
 		s.o.Counts.Dropped.Add(1)
 		nc.Close()
 	}
-	p, err := newLookupPeer(s, nc)
-	if err == nil {
-		p.place, err = s.o.Peers.Enter(owner, giveWay)
-	}
-	if err != nil {
+	p := newLookupPeer(s, nc)
+	var err error
+	if p.place, err = s.o.Peers.Enter(connlimit.Of(nc), giveWay); err != nil {
 		giveWay()
 		return
 	}
