@@ -160,22 +160,27 @@ func (d *Desk) work() {
 		case <-below:
 			m = 1
 		}
-		list, lost := d.media[m].Changes(lists[m][:0])
-		if lists[m] = list; lost {
+		var lost bool
+		if lists[m], lost = d.media[m].Changes(lists[m][:0]); lost {
 			d.compareAll()
-			continue
+		} else {
+			d.changed(lists[m])
 		}
-		for rest := list; len(rest) > 0; {
-			n := 1
-			for n < len(rest) && rest[n].Space == rest[0].Space {
-				n++
-			}
-			d.mu.Lock()
-			if sp := d.spaces[rest[0].Space]; sp != nil {
-				sp.changed(rest[:n])
-			}
-			d.mu.Unlock()
-			rest = rest[n:]
+	}
+}
+
+// changed looks up blocks that a medium noted.
+func (d *Desk) changed(list []pool.Change) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range list {
+		if sp := d.spaces[list[i].Space]; sp != nil {
+			sp.ask(list[i].Group, &list[i].Hash)
+		}
+	}
+	for _, sp := range d.spaces {
+		for _, l := range sp.ledgers {
+			sp.lookUp(l)
 		}
 	}
 }

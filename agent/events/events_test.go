@@ -271,12 +271,12 @@ func (w *world) pump() {
 	if w.notes, lost = w.pool.Changes(w.notes); lost {
 		w.space.desk.compareAll()
 	} else {
-		w.space.changed(w.notes)
+		w.space.desk.changed(w.notes)
 	}
 	if w.disk.notes, lost = w.disk.Changes(nil); lost {
 		w.space.desk.compareAll()
 	} else {
-		w.space.changed(w.disk.notes)
+		w.space.desk.changed(w.disk.notes)
 	}
 	w.disk.notes = nil
 }

@@ -235,33 +235,25 @@ func appendRecord(dst []byte, m *ipc.BlockTokens) ([]byte, error) {
 	return out, nil
 }
 
-// readRecords calls found with each record, which is valid during the call. It returns where the
-// last whole one ends.
+// readRecords calls found with each record, and returns where the last whole one ends.
 func readRecords(from io.Reader, found func(*ipc.BlockTokens)) (end int64, err error) {
 	in := bufio.NewReaderSize(from, 1<<20)
 	var head [recordHead]byte
-	var body []byte
 	for {
 		if _, err = io.ReadFull(in, head[:]); err != nil {
 			break
 		}
-		n := binary.LittleEndian.Uint32(head[:])
-		if n > ipc.MaxFrame {
-			return end, nil
-		}
-		body = slices.Grow(body[:0], int(n))[:n]
+		body := make([]byte, min(binary.LittleEndian.Uint32(head[:]), ipc.MaxFrame+1))
 		if _, err = io.ReadFull(in, body); err != nil {
 			break
 		}
-		if crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(head[4:]) {
-			return end, nil
+		m, bad := ipc.Decode(body)
+		said, is := m.(*ipc.BlockTokens)
+		if bad != nil || !is || crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(head[4:]) {
+			break
 		}
-		if m, err := ipc.Decode(body); err == nil {
-			if said, ok := m.(*ipc.BlockTokens); ok {
-				found(said)
-			}
-		}
-		end += int64(len(head)) + int64(n)
+		found(said)
+		end += int64(len(head) + len(body))
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = nil

@@ -145,18 +145,12 @@ func (sp *space) lookUp(l *ledger) {
 	sp.serve()
 }
 
-// changed looks up blocks that a medium noted.
-func (sp *space) changed(list []pool.Change) {
-	for i := range list {
-		h := &list[i].Hash
-		if l := sp.ledger(list[i].Group); l != nil {
-			if n := l.get(h.Bytes[:h.Len]); n != 0 {
-				l.asked = append(l.asked, n)
-			}
+// ask has a block looked up, if it is known.
+func (sp *space) ask(group uint8, h *pool.Hash) {
+	if l := sp.ledger(group); l != nil {
+		if n := l.get(h.Bytes[:h.Len]); n != 0 {
+			l.asked = append(l.asked, n)
 		}
-	}
-	for _, l := range sp.ledgers {
-		sp.lookUp(l)
 	}
 }
 
