@@ -174,11 +174,9 @@ func (p *lookupPeer) answer() error {
 	err := p.send(p.out)
 	if err != nil {
 		p.s.o.Counts.Unsent.Add(1)
-		if p.s.o.OnUnsent != nil {
-			p.s.o.OnUnsent(a)
-		}
+		p.s.o.OnUnsent(a)
 	}
-	if bad == nil && p.s.o.OnAnswered != nil {
+	if bad == nil {
 		p.s.o.OnAnswered(&p.request, &a)
 	}
 	return err

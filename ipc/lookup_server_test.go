@@ -52,7 +52,7 @@ func serveLookups(t testing.TB, dir, name string, h LookupHandler) *LookupServer
 // serveShared serves look-ups on a socket that shares a limit of connections with others.
 func serveShared(t testing.TB, peers *connlimit.Limit, dir, name string, h LookupHandler) *LookupServer {
 	t.Helper()
-	s, err := ListenLookup(LookupOptions{Dir: dir, Name: name, Boot: testBoot, Peers: peers}, h)
+	s, err := listenLookup(LookupOptions{Dir: dir, Name: name, Boot: testBoot, Peers: peers}, h)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestLookupLimits(t *testing.T) {
 // A storm of nonsense from some clients while others ask properly: all are answered.
 func TestLookupStorm(t *testing.T) {
 	var told atomic.Uint64
-	s, err := ListenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup", Boot: testBoot,
+	s, err := listenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup", Boot: testBoot,
 		OnMalformed: func(error) { told.Add(1) }}, echoHandler)
 	if err != nil {
 		t.Fatal(err)
@@ -289,7 +289,7 @@ func TestLookupSocketFiles(t *testing.T) {
 func TestLookupLiveSocketIsNotTaken(t *testing.T) {
 	dir := socketDir(t)
 	s := serveLookups(t, dir, "lookup", echoHandler)
-	_, err := ListenLookup(LookupOptions{Dir: dir, Name: "lookup"}, echoHandler)
+	_, err := listenLookup(LookupOptions{Dir: dir, Name: "lookup"}, echoHandler)
 	if !errors.Is(err, socketdir.ErrInUse) {
 		t.Errorf("a second server: %v, want socketdir.ErrInUse", err)
 	}
@@ -301,7 +301,7 @@ func TestLookupLiveSocketIsNotTaken(t *testing.T) {
 	if err := foreign.Bind("ipc://" + filepath.Join(dir, "foreign")); err != nil {
 		t.Fatal(err)
 	}
-	_, err = ListenLookup(LookupOptions{Dir: dir, Name: "foreign"}, echoHandler)
+	_, err = listenLookup(LookupOptions{Dir: dir, Name: "foreign"}, echoHandler)
 	if !errors.Is(err, socketdir.ErrInUse) {
 		t.Errorf("the socket of a server without our lock: %v, want socketdir.ErrInUse", err)
 	}
@@ -342,7 +342,7 @@ func TestAnswersWaitForAClientThatReadsLate(t *testing.T) {
 // else is served.
 func TestAnswersNobodyReads(t *testing.T) {
 	var heard atomic.Uint64
-	s, err := ListenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup",
+	s, err := listenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup",
 		OnUnsent: func(LookupReply) { heard.Add(1) }}, echoHandler)
 	if err != nil {
 		t.Fatal(err)
@@ -379,6 +379,26 @@ func TestAnswersNobodyReads(t *testing.T) {
 	if counted := s.Counters().Unsent; heard.Load() != counted {
 		t.Errorf("%d unsent answers were told, %d counted", heard.Load(), counted)
 	}
+}
+
+// listenLookup listens with defaults for what a test does not set.
+func listenLookup(o LookupOptions, h LookupHandler) (*LookupServer, error) {
+	if o.Counts == nil {
+		o.Counts = &LookupCounts{}
+	}
+	if o.Peers == nil {
+		o.Peers = connlimit.ForUsers(MaxLookupPeers)
+	}
+	if o.OnMalformed == nil {
+		o.OnMalformed = func(error) {}
+	}
+	if o.OnUnsent == nil {
+		o.OnUnsent = func(LookupReply) {}
+	}
+	if o.OnAnswered == nil {
+		o.OnAnswered = func(*LookupRequest, *LookupReply) {}
+	}
+	return ListenLookup(o, h)
 }
 
 type lookupCounters struct {
