@@ -98,10 +98,10 @@ func (l *LookupClient) askLocked(frames *Frames, deadline time.Time) ([]byte, er
 		return nil, err
 	}
 	m := &l.mu.in.message
-	if m.Len() != 1+delimiterFrames || len(m.At(0)) != 0 {
+	if m.Len() != 1 || !l.mu.in.enveloped {
 		return nil, fmt.Errorf("%d frames came in answer, allowed is 1 after an empty one", m.Len())
 	}
-	return m.At(delimiterFrames), nil
+	return m.At(0), nil
 }
 
 // envelopeLocked returns a message as REQ sends it: after an empty frame.

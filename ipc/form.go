@@ -69,7 +69,7 @@ func (p *Parser) Parse(f *Frames, r *LookupRequest) error {
 	}
 	head := f.At(0)
 	r.Form = detectForm(f.Len(), head, len(head))
-	w.message = formMessages[r.Form]
+	w.message = r.Form.String()
 	if f.Len() > MaxLookupFrames || f.Bytes() > MaxLookupBytes {
 		w.fail("", "%d frames, %d bytes, allowed is 1 to %d and %d", f.Len(), f.Bytes(),
 			MaxLookupFrames, MaxLookupBytes)
@@ -94,10 +94,6 @@ func (p *Parser) Parse(f *Frames, r *LookupRequest) error {
 	}
 	return nil
 }
-
-var formMessages = [...]string{FormMalformed: "look-up", FormOwn: "own look-up", FormUpstream: "upstream look-up",
-	FormReset: "reset", FormAscend2: "2-frame look-up", FormAscend3: "3-frame look-up", FormAscend4: "4-frame look-up",
-	FormSimple: "simple look-up"}
 
 // checkHashes checks the length of the joined hashes; HashLen may be 0 only without hashes.
 func (r *LookupRequest) checkHashes(w *wire) {
@@ -148,7 +144,7 @@ func (r *LookupRequest) walkOwn(w *wire) {
 
 // AppendRequest appends a request in the own form to f. After an error f is unchanged.
 func AppendRequest(f *Frames, r *LookupRequest) error {
-	w := wire{message: formMessages[FormOwn], buf: f.Buf}
+	w := wire{message: FormOwn.String(), buf: f.Buf}
 	own := *r // several goroutines may append one request
 	own.walkOwn(&w)
 	if w.err != nil {
@@ -181,14 +177,13 @@ func parseUpstream(w *wire, f *Frames, r *LookupRequest) {
 
 func parseSimple(w *wire, f *Frames, r *LookupRequest) {
 	r.Tokens = binary.LittleEndian.Uint64(f.At(0))
-	hashes := f.From(1)
-	for i, end := range hashes.Ends {
-		if n := int(end - hashes.begin(i)); n != simpleHashBytes {
-			w.fail("hashes", "hash %d has %d bytes, allowed is %d", i, n, simpleHashBytes)
+	for i := 1; i < f.Len(); i++ {
+		if n := f.Ends[i] - f.begin(i); n != simpleHashBytes {
+			w.fail("hashes", "hash %d has %d bytes, allowed is %d", i-1, n, simpleHashBytes)
 			return
 		}
 	}
-	if n := hashes.Bytes(); n > 0 {
-		r.HashLen, r.Hashes = simpleHashBytes, f.Buf[hashes.Start:int(hashes.Start)+n]
+	if f.Len() > 1 {
+		r.HashLen, r.Hashes = simpleHashBytes, f.Buf[f.Ends[0]:f.Bytes()]
 	}
 }

@@ -154,9 +154,7 @@ func (p *lookupPeer) greet() error {
 
 // answer replies to the message that was read, in its envelope.
 func (p *lookupPeer) answer() error {
-	f := &p.in.message
-	enveloped := f.Len() > 0 && len(f.At(0)) == 0
-	bad := p.parse(f, enveloped)
+	bad := p.parse()
 	a := LookupReply{Status: LookupMalformed, Boot: p.s.o.Boot}
 	if bad == nil {
 		a = p.s.handle(&p.request)
@@ -164,7 +162,7 @@ func (p *lookupPeer) answer() error {
 		p.s.malformed(bad)
 	}
 	p.out = p.out[:0]
-	if enveloped {
+	if p.in.enveloped {
 		p.out = append(p.out, zmtpMore, 0)
 	}
 	p.out = append(p.out, 0, 0)
@@ -183,23 +181,20 @@ func (p *lookupPeer) answer() error {
 }
 
 // parse reads a message as a request.
-func (p *lookupPeer) parse(f *Frames, enveloped bool) (err error) {
+func (p *lookupPeer) parse() (err error) {
 	defer Guard(&err)
-	if !enveloped {
-		p.request = LookupRequest{}
-		return &MalformedError{"look-up", "", "no empty frame before the request, as REQ sends it"}
-	}
-	body := f.From(delimiterFrames)
-	if !p.in.over {
-		return p.parser.Parse(&body, &p.request)
+	f := &p.in.message
+	if p.in.enveloped && !p.in.over {
+		return p.parser.Parse(f, &p.request)
 	}
 	p.request = LookupRequest{}
-	if body.Len() > 0 {
-		head := body.At(0)
-		p.request.Form = detectForm(p.in.frames-delimiterFrames, head, len(head))
+	if !p.in.enveloped {
+		return &MalformedError{"look-up", "", "no empty frame before the request, as REQ sends it"}
 	}
+	head := f.At(0)
+	p.request.Form = detectForm(p.in.frames, head, len(head))
 	return &MalformedError{"look-up", "", fmt.Sprintf("%d frames, %d bytes, allowed is 1 to %d and %d",
-		p.in.frames-delimiterFrames, p.in.bytes, MaxLookupFrames, MaxLookupBytes)}
+		p.in.frames, p.in.bytes, MaxLookupFrames, MaxLookupBytes)}
 }
 
 // send writes, and waits for a peer that does not read, at most FrameTimeout. Nothing more is read

@@ -248,7 +248,8 @@ func TestReaderPanics(t *testing.T) {
 			return err
 		},
 		"look-up": func() error { // a frame beyond the message's end
-			return p.parse(&Frames{Buf: []byte("x"), Ends: []int32{0, 1 << 20}}, true)
+			p.in.enveloped, p.in.message = true, Frames{Buf: []byte("x"), Ends: []int32{1 << 20}}
+			return p.parse()
 		},
 	} {
 		var bad *MalformedError
