@@ -42,7 +42,8 @@ func (th *thread) beginLoad(t *task, f *flight, parts []part) pool.Status {
 func (th *thread) finishLoad(t *task, f *flight, before pool.Status) pool.Status {
 	th.awaitCopy(t, f, before)
 	for len(f.samples) > 0 {
-		th.compare(t, f, th.sums(f), true)
+		th.sums(f)
+		th.compare(t, f, true)
 	}
 	th.release(t, f)
 	return before

@@ -44,11 +44,11 @@ func (th *thread) finishSave(t *task, f *flight, before pool.Status) pool.Status
 	}
 	verdict := before
 	for more := true; more; more = len(f.samples) > 0 {
-		list := th.sums(f)
+		th.sums(f)
 		if verdict == pool.OK {
 			verdict = th.confirm(t)
 		}
-		th.compare(t, f, list, verdict == pool.OK)
+		th.compare(t, f, verdict == pool.OK)
 	}
 	th.commit(t, f, verdict)
 	return verdict

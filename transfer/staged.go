@@ -46,7 +46,8 @@ func (th *thread) loadStaged(t *task) {
 	}
 	if status == pool.OK && th.check(l.flight) {
 		for len(l.samples) > 0 {
-			th.compare(t, l.flight, th.sums(l.flight), true)
+			th.sums(l.flight)
+			th.compare(t, l.flight, true)
 		}
 	}
 	if status != pool.OK {

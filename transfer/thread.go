@@ -43,7 +43,6 @@ type thread struct {
 	begun  []*flight // batches in flight, oldest first
 	spares []*flight // for reuse
 	picker *picker
-	summed []summed
 }
 
 func (th *thread) signal() {
