@@ -167,7 +167,7 @@ func TestEventsOfTheDisk(t *testing.T) {
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	in := map[byte]map[string]bool{ipc.MediumMemory: {}, ipc.MediumStorage: {}}
 	gone := 0
-	var told [2]int // blocks, by the agent's own count
+	var stored int // blocks in memory, by the agent's own count
 	hear := func() (state uint8) {
 		t.Helper()
 		m := next[*ipc.BlockEvents](scheduler)
@@ -197,8 +197,8 @@ func TestEventsOfTheDisk(t *testing.T) {
 				return
 			}
 		}
-		t.Fatalf("%s: %d blocks are told in memory, %d on the disk, counted %v", what, len(in[ipc.MediumMemory]),
-			len(in[ipc.MediumStorage]), told)
+		t.Fatalf("%s: %d blocks are told in memory, %d on the disk, %d are in memory", what, len(in[ipc.MediumMemory]),
+			len(in[ipc.MediumStorage]), stored)
 	}
 	until("nothing", func() bool { return true })
 	saved := 0
@@ -221,8 +221,8 @@ func TestEventsOfTheDisk(t *testing.T) {
 		t.Fatalf("%d of %d blocks are found", n, saved)
 	}
 	until("all is told", func() bool { // the last notes of memory may come after those of the disk
-		told = r.guests.Status().Events.Told
-		return len(in[ipc.MediumStorage]) == saved && told == [2]int{len(in[ipc.MediumMemory]), saved}
+		stored = int(r.guests.Status().BlocksStored)
+		return len(in[ipc.MediumStorage]) == saved && len(in[ipc.MediumMemory]) == stored
 	})
 	if n := len(in[ipc.MediumMemory]); n == 0 || n == saved {
 		t.Errorf("%d of %d blocks are in memory", n, saved)

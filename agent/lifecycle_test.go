@@ -96,8 +96,8 @@ func TestHTTP(t *testing.T) {
 	for _, line := range []string{
 		`kvagent_blocks_total{op="save",status="ok"} 3`, `kvagent_blocks_total{op="load",status="corrupt"} 0`,
 		`kvagent_engines{ranks="all"} 1`,
-		`kvagent_lookup_faults_total{fault="hex"} 0`, `kvagent_session_ends_total{reason="slow"} 0`,
-		`kvagent_lookup_faults_total{fault="unsent"} 0`, `kvagent_lookup_faults_total{fault="panic"} 0`,
+		`kvagent_lookup_faults_total{fault="malformed"} 0`, `kvagent_session_ends_total{reason="slow"} 0`,
+		`kvagent_lookup_faults_total{fault="unsent"} 0`,
 		`kvagent_lookup_faults_total{fault="connection"} 0`, `kvagent_switch{of="loads"} 0`,
 	} {
 		if !strings.Contains(string(metrics), line+"\n") {

@@ -148,7 +148,7 @@ func (s *session) lost(why error) {
 
 // unexpected returns the error for a well-formed message that is not allowed now.
 func unexpected(message, field, format string, args ...any) error {
-	return &ipc.MalformedError{Reason: ipc.ReasonRange, Message: message, Field: field,
+	return &ipc.MalformedError{Message: message, Field: field,
 		Detail: fmt.Sprintf(format, args...)}
 }
 

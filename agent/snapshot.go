@@ -60,11 +60,9 @@ func (a *Agent) Status() report.Status {
 
 // lookupFaults returns the counters of what went wrong, by name.
 func lookupFaults(c *ipc.LookupCounts) map[string]uint64 {
-	out := map[string]uint64{"unsent": c.Unsent.Load(), "connection": c.Dropped.Load()}
-	for reason := range c.Reasons {
-		out[ipc.Reason(reason).String()] = c.Reasons[reason].Load()
+	return map[string]uint64{
+		"malformed": c.Malformed.Load(), "unsent": c.Unsent.Load(), "connection": c.Dropped.Load(),
 	}
-	return out
 }
 
 // engines returns the registered engines, sorted by name.

@@ -98,10 +98,10 @@ func (l *LookupClient) askLocked(frames *Frames, deadline time.Time) ([]byte, er
 		return nil, err
 	}
 	m := &l.mu.in.message
-	if m.Len() != 1+delimiterFrames || len(m.At(0)) != 0 {
+	if m.Len() != 1 || !l.mu.in.enveloped {
 		return nil, fmt.Errorf("%d frames came in answer, allowed is 1 after an empty one", m.Len())
 	}
-	return m.At(delimiterFrames), nil
+	return m.At(0), nil
 }
 
 // envelopeLocked returns a message as REQ sends it: after an empty frame.
@@ -154,7 +154,15 @@ func (l *LookupClient) connectLocked(deadline time.Time) (err error) {
 		return err
 	}
 	in.r += greetingBytes
-	return checkGreeting(in.buf[in.r-greetingBytes : in.r])
+	if err := checkGreeting(in.buf[in.r-greetingBytes : in.r]); err != nil {
+		return err
+	}
+	_, size, err := in.head() // of READY
+	if err == nil {
+		err = in.fill(int(size))
+		in.r += int(size)
+	}
+	return err
 }
 
 func (l *LookupClient) disconnectLocked() {

@@ -21,9 +21,6 @@ const (
 	SendTimeout      = 5 * time.Second // for sending one frame; after that the peer counts as dead
 	FrameTimeout     = 5 * time.Second // from the first byte of a frame to its last
 	HandshakeTimeout = 5 * time.Second
-	// stallGrace is added once to a deadline that has passed: if this process was stopped
-	// (SIGSTOP), the bytes may have arrived meanwhile.
-	stallGrace = time.Second
 )
 
 // Conn is one session: frames with messages and descriptors over a Unix stream socket, and the
@@ -37,7 +34,7 @@ type Conn struct {
 	peer     peercred.Cred
 	pidfd    *os.File // nil: none
 	accepted bool     // this is the agent's end
-	times    struct{ send, frame, grace time.Duration }
+	times    struct{ send, frame time.Duration }
 
 	send struct {
 		sync.Mutex
@@ -76,7 +73,7 @@ func NewConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
 	}
 	c := &Conn{uc: uc, peer: peer, pidfd: peercred.Watchable(pidfd), accepted: accepted}
 	c.backlog.raw = raw
-	c.times.send, c.times.frame, c.times.grace = SendTimeout, FrameTimeout, stallGrace
+	c.times.send, c.times.frame = SendTimeout, FrameTimeout
 	c.dead.ch = make(chan struct{})
 	c.recv.oob = make([]byte, unix.CmsgSpace(4*MaxRegionsMessage))
 	if exited {
@@ -180,8 +177,6 @@ func (c *Conn) Close() error {
 	return err
 }
 
-const firstRead = 64 << 10 // bytes of a frame that are allocated before they have arrived
-
 // Recv waits for the next message. fds are the descriptors that came with it, close-on-exec, as
 // many as it names. Errors are final: a *MalformedError when the peer violates the protocol (an
 // ERROR can still be sent), io.EOF at a regular end, ErrPeerDied at the agent's end when the peer's
@@ -199,7 +194,7 @@ func (c *Conn) receive(idle time.Duration) (msg any, fds []int, err error) {
 		msg, err = Decode(frame)
 	}
 	if err == nil && descriptors(msg) != len(fds) {
-		err = &MalformedError{ReasonDescriptors, messages[frame[1]].name, "descriptors",
+		err = &MalformedError{messages[frame[1]].name, "descriptors",
 			fmt.Sprintf("%d came, the message names %d", len(fds), descriptors(msg))}
 	}
 	if err == nil {
@@ -234,21 +229,16 @@ func (c *Conn) readFrame(idle time.Duration) (frame []byte, fds []int, err error
 		return nil, fds, err
 	}
 	c.uc.SetReadDeadline(time.Now().Add(c.times.frame))
-	graced := false
-	if err := c.readFull(header[n:], &graced); err != nil {
+	if err := c.readFull(header[n:]); err != nil {
 		return nil, fds, err
 	}
 	size := binary.BigEndian.Uint32(header[:])
 	if size == 0 || size > MaxFrame {
-		return nil, fds, &MalformedError{ReasonTooLarge, "frame", "length",
+		return nil, fds, &MalformedError{"frame", "length",
 			fmt.Sprintf("%d, allowed is 1 to %d", size, MaxFrame)}
 	}
-	frame = make([]byte, min(size, firstRead))
-	if err := c.readFull(frame, &graced); err != nil || size == uint32(len(frame)) {
-		return frame, fds, err
-	}
-	whole := make([]byte, size)
-	return whole, fds, c.readFull(whole[copy(whole, frame):], &graced)
+	frame = make([]byte, size)
+	return frame, fds, c.readFull(frame)
 }
 
 func deadline(idle time.Duration) time.Time {
@@ -291,25 +281,16 @@ func rights(oob []byte) (fds []int) {
 	return fds
 }
 
-// readFull fills b before the current deadline, which stallGrace extends once.
-func (c *Conn) readFull(b []byte, graced *bool) error {
-	for len(b) > 0 {
-		n, err := c.uc.Read(b)
-		b = b[n:]
-		switch {
-		case err == nil:
-		case errors.Is(err, io.EOF):
-			return io.ErrUnexpectedEOF
-		case errors.Is(err, os.ErrDeadlineExceeded) && !*graced:
-			*graced = true
-			c.uc.SetReadDeadline(time.Now().Add(c.times.grace))
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return ErrStalled
-		default:
-			return err
-		}
+// readFull fills b before the current deadline.
+func (c *Conn) readFull(b []byte) error {
+	_, err := io.ReadFull(c.uc, b)
+	switch {
+	case errors.Is(err, io.EOF):
+		return io.ErrUnexpectedEOF
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return ErrStalled
 	}
-	return nil
+	return err
 }
 
 const (
@@ -323,7 +304,7 @@ const (
 // though messages that the peer sent before can still be received.
 func (c *Conn) Send(msg any, fds ...int) error {
 	if want := descriptors(msg); want != len(fds) {
-		return &MalformedError{ReasonDescriptors, "message", "descriptors",
+		return &MalformedError{"message", "descriptors",
 			fmt.Sprintf("%d, the message names %d", len(fds), want)}
 	}
 	c.send.Lock()
@@ -362,20 +343,12 @@ func (c *Conn) write(frame []byte, fds []int) error {
 		oob = unix.UnixRights(fds...)
 	}
 	c.uc.SetWriteDeadline(time.Now().Add(c.times.send))
-	graced := false
 	for len(frame) > 0 {
 		n, _, err := c.uc.WriteMsgUnix(frame, oob, nil)
-		if n > 0 {
-			frame, oob = frame[n:], nil
-		}
-		switch {
-		case err == nil:
-		case errors.Is(err, os.ErrDeadlineExceeded) && !graced:
-			graced = true
-			c.uc.SetWriteDeadline(time.Now().Add(c.times.grace))
-		default:
+		if err != nil {
 			return err
 		}
+		frame, oob = frame[n:], nil
 	}
 	return nil
 }

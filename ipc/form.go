@@ -64,14 +64,14 @@ func (p *Parser) Parse(f *Frames, r *LookupRequest) error {
 	*r = LookupRequest{}
 	w := wire{decoding: true, message: "look-up"}
 	if f.Len() == 0 {
-		w.fail(ReasonFrames, "", "no frame, allowed is 1 to %d", MaxLookupFrames)
+		w.fail("", "no frame, allowed is 1 to %d", MaxLookupFrames)
 		return w.err
 	}
 	head := f.At(0)
 	r.Form = detectForm(f.Len(), head, len(head))
-	w.message = formMessages[r.Form]
+	w.message = r.Form.String()
 	if f.Len() > MaxLookupFrames || f.Bytes() > MaxLookupBytes {
-		w.fail(ReasonTooLarge, "", "%d frames, %d bytes, allowed is 1 to %d and %d", f.Len(), f.Bytes(),
+		w.fail("", "%d frames, %d bytes, allowed is 1 to %d and %d", f.Len(), f.Bytes(),
 			MaxLookupFrames, MaxLookupBytes)
 		return w.err
 	}
@@ -87,17 +87,13 @@ func (p *Parser) Parse(f *Frames, r *LookupRequest) error {
 	case FormAscend2, FormAscend3, FormAscend4:
 		p.parseAscend(&w, f, r)
 	default:
-		w.fail(ReasonFrames, "", "%d frames, the first of %d bytes, fit no form", f.Len(), len(head))
+		w.fail("", "%d frames, the first of %d bytes, fit no form", f.Len(), len(head))
 	}
 	if w.err != nil {
 		return w.err
 	}
 	return nil
 }
-
-var formMessages = [...]string{FormMalformed: "look-up", FormOwn: "own look-up", FormUpstream: "upstream look-up",
-	FormReset: "reset", FormAscend2: "2-frame look-up", FormAscend3: "3-frame look-up", FormAscend4: "4-frame look-up",
-	FormSimple: "simple look-up"}
 
 // checkHashes checks the length of the joined hashes; HashLen may be 0 only without hashes.
 func (r *LookupRequest) checkHashes(w *wire) {
@@ -106,15 +102,15 @@ func (r *LookupRequest) checkHashes(w *wire) {
 	}
 	n := r.HashLen
 	if n < 0 || n > MaxHashLen || n == 0 && len(r.Hashes) > 0 {
-		w.fail(ReasonRange, "hash_len", "%d, allowed is 1 to %d, or 0 without hashes", n, MaxHashLen)
+		w.fail("hash_len", "%d, allowed is 1 to %d, or 0 without hashes", n, MaxHashLen)
 		return
 	}
 	if n > 0 && len(r.Hashes)%n != 0 {
-		w.fail(ReasonLengths, "hashes", "%d bytes, no multiple of hash_len %d", len(r.Hashes), n)
+		w.fail("hashes", "%d bytes, no multiple of hash_len %d", len(r.Hashes), n)
 		return
 	}
 	if n > 0 && len(r.Hashes)/n > MaxHashes {
-		w.fail(ReasonRange, "hashes", "%d hashes, allowed is 0 to %d", len(r.Hashes)/n, MaxHashes)
+		w.fail("hashes", "%d hashes, allowed is 0 to %d", len(r.Hashes)/n, MaxHashes)
 	}
 }
 
@@ -142,13 +138,13 @@ func (r *LookupRequest) walkOwn(w *wire) {
 	w.str("peer", &r.Peer, 0, MaxPeerAddress)
 	w.flag("early", &r.Early)
 	if w.decoding && w.err == nil && len(w.buf) > 0 {
-		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
+		w.fail("", "%d bytes after the last field", len(w.buf))
 	}
 }
 
 // AppendRequest appends a request in the own form to f. After an error f is unchanged.
 func AppendRequest(f *Frames, r *LookupRequest) error {
-	w := wire{message: formMessages[FormOwn], buf: f.Buf}
+	w := wire{message: FormOwn.String(), buf: f.Buf}
 	own := *r // several goroutines may append one request
 	own.walkOwn(&w)
 	if w.err != nil {
@@ -166,11 +162,11 @@ const simpleHashBytes = 32
 func parseUpstream(w *wire, f *Frames, r *LookupRequest) {
 	tokens, length, hashes := f.At(1), f.At(2), f.At(3)
 	if len(tokens) != 4 {
-		w.fail(ReasonLengths, "num_tokens", "%d bytes, allowed is 4", len(tokens))
+		w.fail("num_tokens", "%d bytes, allowed is 4", len(tokens))
 		return
 	}
 	if len(length) != 2 {
-		w.fail(ReasonLengths, "hash_len", "%d bytes, allowed is 2", len(length))
+		w.fail("hash_len", "%d bytes, allowed is 2", len(length))
 		return
 	}
 	r.Tokens = uint64(binary.BigEndian.Uint32(tokens))
@@ -181,14 +177,13 @@ func parseUpstream(w *wire, f *Frames, r *LookupRequest) {
 
 func parseSimple(w *wire, f *Frames, r *LookupRequest) {
 	r.Tokens = binary.LittleEndian.Uint64(f.At(0))
-	hashes := f.From(1)
-	for i, end := range hashes.Ends {
-		if n := int(end - hashes.begin(i)); n != simpleHashBytes {
-			w.fail(ReasonLengths, "hashes", "hash %d has %d bytes, allowed is %d", i, n, simpleHashBytes)
+	for i := 1; i < f.Len(); i++ {
+		if n := f.Ends[i] - f.begin(i); n != simpleHashBytes {
+			w.fail("hashes", "hash %d has %d bytes, allowed is %d", i-1, n, simpleHashBytes)
 			return
 		}
 	}
-	if n := hashes.Bytes(); n > 0 {
-		r.HashLen, r.Hashes = simpleHashBytes, f.Buf[hashes.Start:int(hashes.Start)+n]
+	if f.Len() > 1 {
+		r.HashLen, r.Hashes = simpleHashBytes, f.Buf[f.Ends[0]:f.Bytes()]
 	}
 }

@@ -16,7 +16,7 @@ func (p *Parser) parseAscend(w *wire, f *Frames, r *LookupRequest) {
 	if r.Form == FormAscend4 {
 		hbm := f.At(2)
 		if len(hbm) != 4 {
-			w.fail(ReasonLengths, "hbm_hit_tokens", "%d bytes, allowed is 4", len(hbm))
+			w.fail("hbm_hit_tokens", "%d bytes, allowed is 4", len(hbm))
 			return
 		}
 		r.HBMTokens = binary.BigEndian.Uint32(hbm)
@@ -33,15 +33,15 @@ func (p *Parser) looseGroups(w *wire, b []byte) []uint8 {
 		v, size := looseUint(rest)
 		switch {
 		case size <= 0:
-			w.fail(ReasonMsgpack, "groups", "element %d is no uint", i)
+			w.fail("groups", "element %d is no uint", i)
 		case v > math.MaxUint8:
-			w.fail(ReasonRange, "groups", "%d, allowed is 0 to %d", v, math.MaxUint8)
+			w.fail("groups", "%d, allowed is 0 to %d", v, math.MaxUint8)
 		default:
 			p.groups[i], rest = uint8(v), rest[size:]
 		}
 	}
 	if w.err == nil && len(rest) > 0 {
-		w.fail(ReasonFields, "groups", "%d bytes after the array", len(rest))
+		w.fail("groups", "%d bytes after the array", len(rest))
 	}
 	if n == 0 {
 		p.groups[0], n = 0, 1
@@ -59,11 +59,11 @@ func (p *Parser) looseHashes(w *wire, b []byte) (length int, hashes []byte) {
 	if n > 0 {
 		size, header := strHeader.read(b, true)
 		if header <= 0 {
-			w.fail(ReasonMsgpack, "hashes", "element 0 is no str")
+			w.fail("hashes", "element 0 is no str")
 			return 0, nil
 		}
 		if size == 0 || size > 2*MaxHashLen || size%2 != 0 {
-			w.fail(ReasonHex, "hashes", "hash 0 has %d digits, allowed is an even number from 2 to %d", size,
+			w.fail("hashes", "hash 0 has %d digits, allowed is an even number from 2 to %d", size,
 				2*MaxHashLen)
 			return 0, nil
 		}
@@ -71,7 +71,7 @@ func (p *Parser) looseHashes(w *wire, b []byte) (length int, hashes []byte) {
 	}
 	need := n * length // at most len(b): each hash is twice as long there
 	if need > len(b) {
-		w.fail(ReasonMsgpack, "hashes", "%d hashes, only %d bytes left in the message", n, len(b))
+		w.fail("hashes", "%d hashes, only %d bytes left in the message", n, len(b))
 		return 0, nil
 	}
 	if cap(p.hashes) < need {
@@ -84,7 +84,7 @@ func (p *Parser) looseHashes(w *wire, b []byte) (length int, hashes []byte) {
 		}
 	}
 	if len(b) > 0 {
-		w.fail(ReasonFields, "hashes", "%d bytes after the array", len(b))
+		w.fail("hashes", "%d bytes after the array", len(b))
 	}
 	return length, hashes
 }
@@ -94,13 +94,13 @@ func looseHash(w *wire, i int, b, hash []byte) []byte {
 	digits, header := strHeader.read(b, true)
 	switch {
 	case header <= 0:
-		w.fail(ReasonMsgpack, "hashes", "element %d is no str", i)
+		w.fail("hashes", "element %d is no str", i)
 	case digits != uint64(2*len(hash)):
-		w.fail(ReasonLengths, "hashes", "hash %d has %d digits, the first has %d", i, digits, 2*len(hash))
+		w.fail("hashes", "hash %d has %d digits, the first has %d", i, digits, 2*len(hash))
 	case uint64(len(b)-header) < digits:
-		w.fail(ReasonMsgpack, "hashes", "the message ends within hash %d", i)
+		w.fail("hashes", "the message ends within hash %d", i)
 	case !unhex(hash, b[header:header+int(digits)]):
-		w.fail(ReasonHex, "hashes", "hash %d has a digit that is not 0-9 or a-f", i)
+		w.fail("hashes", "hash %d has a digit that is not 0-9 or a-f", i)
 	default:
 		return b[header+int(digits):]
 	}
@@ -110,7 +110,7 @@ func looseHash(w *wire, i int, b, hash []byte) []byte {
 func looseArray(w *wire, field string, b []byte, most int) (n int, rest []byte) {
 	v, size := arrayHeader.read(b, true)
 	if size <= 0 {
-		w.fail(ReasonMsgpack, field, "no array")
+		w.fail(field, "no array")
 		return 0, nil
 	}
 	if n, ok := w.length(field, "elements", v, 0, most); ok {

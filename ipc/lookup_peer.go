@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/kvagent/kvagent/connlimit"
@@ -19,7 +18,6 @@ type lookupPeer struct {
 	s     *LookupServer
 	nc    *net.UnixConn
 	place *connlimit.Place
-	raw   syscall.RawConn
 
 	in      zmtpReader
 	begun   bool // part of a message or of the handshake has arrived, and the rest has a deadline
@@ -28,27 +26,12 @@ type lookupPeer struct {
 	parser  Parser
 	request LookupRequest
 	out     []byte
-
-	write struct { // used by send, so that it does not allocate
-		f func(fd uintptr) bool
-		b []byte
-		n int
-		e error
-	}
 }
 
-func newLookupPeer(s *LookupServer, nc *net.UnixConn) (*lookupPeer, error) {
-	raw, err := nc.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	p := &lookupPeer{s: s, nc: nc, raw: raw}
+func newLookupPeer(s *LookupServer, nc *net.UnixConn) *lookupPeer {
+	p := &lookupPeer{s: s, nc: nc}
 	p.in = zmtpReader{src: p, buf: make([]byte, zmtpBuffer), grow: p.grow}
-	p.write.f = func(fd uintptr) bool {
-		p.write.n, p.write.e = syscall.Write(int(fd), p.write.b)
-		return true
-	}
-	return p, nil
+	return p
 }
 
 // run serves the connection until it, or the server, ends.
@@ -171,9 +154,7 @@ func (p *lookupPeer) greet() error {
 
 // answer replies to the message that was read, in its envelope.
 func (p *lookupPeer) answer() error {
-	f := &p.in.message
-	enveloped := f.Len() > 0 && len(f.At(0)) == 0
-	bad := p.parse(f, enveloped)
+	bad := p.parse()
 	a := LookupReply{Status: LookupMalformed, Boot: p.s.o.Boot}
 	if bad == nil {
 		a = p.s.handle(&p.request)
@@ -181,7 +162,7 @@ func (p *lookupPeer) answer() error {
 		p.s.malformed(bad)
 	}
 	p.out = p.out[:0]
-	if enveloped {
+	if p.in.enveloped {
 		p.out = append(p.out, zmtpMore, 0)
 	}
 	p.out = append(p.out, 0, 0)
@@ -191,68 +172,48 @@ func (p *lookupPeer) answer() error {
 	err := p.send(p.out)
 	if err != nil {
 		p.s.o.Counts.Unsent.Add(1)
-		if p.s.o.OnUnsent != nil {
-			p.s.o.OnUnsent(a)
-		}
+		p.s.o.OnUnsent(a)
 	}
-	if bad == nil && p.s.o.OnAnswered != nil {
+	if bad == nil {
 		p.s.o.OnAnswered(&p.request, &a)
 	}
 	return err
 }
 
 // parse reads a message as a request.
-func (p *lookupPeer) parse(f *Frames, enveloped bool) (err error) {
+func (p *lookupPeer) parse() (err error) {
 	defer Guard(&err)
-	if !enveloped {
-		p.request = LookupRequest{}
-		return &MalformedError{ReasonEnvelope, "look-up", "", "no empty frame before the request, as REQ sends it"}
-	}
-	body := f.From(delimiterFrames)
-	if !p.in.over {
-		return p.parser.Parse(&body, &p.request)
+	f := &p.in.message
+	if p.in.enveloped && !p.in.over {
+		return p.parser.Parse(f, &p.request)
 	}
 	p.request = LookupRequest{}
-	if body.Len() > 0 {
-		head := body.At(0)
-		p.request.Form = detectForm(p.in.frames-delimiterFrames, head, len(head))
+	if !p.in.enveloped {
+		return &MalformedError{"look-up", "", "no empty frame before the request, as REQ sends it"}
 	}
-	return &MalformedError{ReasonTooLarge, "look-up", "", fmt.Sprintf("%d frames, %d bytes, allowed is 1 to %d and %d",
-		p.in.frames-delimiterFrames, p.in.bytes, MaxLookupFrames, MaxLookupBytes)}
+	head := f.At(0)
+	p.request.Form = detectForm(p.in.frames, head, len(head))
+	return &MalformedError{"look-up", "", fmt.Sprintf("%d frames, %d bytes, allowed is 1 to %d and %d",
+		p.in.frames, p.in.bytes, MaxLookupFrames, MaxLookupBytes)}
 }
 
-// send writes at once, or waits for a peer that does not read, at most FrameTimeout. Nothing more
-// is read from the peer meanwhile.
+// send writes, and waits for a peer that does not read, at most FrameTimeout. Nothing more is read
+// from the peer meanwhile.
 func (p *lookupPeer) send(b []byte) error {
-	p.write.b = b
-	if err := p.raw.Write(p.write.f); err != nil {
-		return err
-	}
-	n, err := p.write.n, p.write.e
-	if err == nil && n == len(b) {
-		return nil
-	}
-	if err != nil && !errors.Is(err, syscall.EAGAIN) && !errors.Is(err, syscall.EINTR) {
-		return err
-	}
 	_ = p.nc.SetWriteDeadline(time.Now().Add(FrameTimeout))
 	if p.s.ending() {
 		p.hurry()
 	}
-	_, err = p.nc.Write(b[max(n, 0):])
-	_ = p.nc.SetWriteDeadline(time.Time{})
+	_, err := p.nc.Write(b)
 	return err
 }
 
 var _ io.Reader = (*lookupPeer)(nil)
 
-// Reasons is the number of reasons: Reason values are below it.
-const Reasons = int(numReasons)
-
 // LookupCounts counts what went wrong at some look-up sockets.
 type LookupCounts struct {
-	Unsent  atomic.Uint64          // answers to peers that had disconnected or did not read
-	Dropped atomic.Uint64          // connections closed: no ZMTP, beyond one of its limits, or too many
-	Waited  atomic.Uint64          // times that a connection had to wait for a descriptor
-	Reasons [Reasons]atomic.Uint64 // malformed requests, by Reason
+	Unsent    atomic.Uint64 // answers to peers that had disconnected or did not read
+	Dropped   atomic.Uint64 // connections closed: no ZMTP, beyond one of its limits, or too many
+	Waited    atomic.Uint64 // times that a connection had to wait for a descriptor
+	Malformed atomic.Uint64 // requests
 }

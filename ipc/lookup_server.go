@@ -2,7 +2,6 @@ package ipc
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"path/filepath"
 	"sync"
@@ -38,20 +37,17 @@ type LookupOptions struct {
 	Dir, Name   string
 	SocketGroup int      // gid that may reach the socket; 0: none
 	Boot        [16]byte // for the answers to malformed requests
-	// OnMalformed, if set, is called for a malformed request, or a connection that does not speak
-	// ZMTP. Several calls may run at once.
+	// Several calls of the following may run at once, and concurrently with the handler.
+	// OnMalformed is called for a malformed request, or a connection that does not speak ZMTP.
 	OnMalformed func(err error)
-	// OnUnsent, if set, is called for an answer that was not delivered because the client
-	// disconnected or does not read. Several calls may run at once, and concurrently with the
-	// handler.
+	// OnUnsent is called for an answer to a client that disconnected or does not read.
 	OnUnsent func(LookupReply)
-	// OnAnswered, if set, is called after an answer was sent, or could not be, before the peer's
-	// next request is read. It keeps nothing of the request. Several calls may run at once, and
-	// concurrently with the handler.
+	// OnAnswered is called after an answer was sent, or could not be, before the peer's next
+	// request is read. It keeps nothing of the request.
 	OnAnswered func(*LookupRequest, *LookupReply)
-	Counts     *LookupCounts // several servers may share it; nil: one of its own
-	// Peers limits the connections; several servers may share it; nil: MaxLookupPeers for this one.
-	Peers *connlimit.Limit
+	// Several servers may share these. Peers limits the connections.
+	Counts *LookupCounts
+	Peers  *connlimit.Limit
 }
 
 // LookupServer serves look-ups of all forms on one socket, with exactly one reply for each request,
@@ -76,15 +72,6 @@ type LookupServer struct {
 // ListenLookup serves look-ups at Dir/Name until Close. The error wraps socketdir.ErrInUse if
 // another process serves the path.
 func ListenLookup(o LookupOptions, handler LookupHandler) (*LookupServer, error) {
-	if o.Name == "." || o.Name == ".." || filepath.Base(o.Name) != o.Name {
-		return nil, fmt.Errorf("look-up socket: name %q, allowed is the name of a file", o.Name)
-	}
-	if o.Counts == nil {
-		o.Counts = &LookupCounts{}
-	}
-	if o.Peers == nil {
-		o.Peers = connlimit.ForUsers(MaxLookupPeers)
-	}
 	s := &LookupServer{
 		o: o, handler: handler, large: make(chan struct{}, LargeMessages), closing: make(chan struct{}),
 		peers: make(map[*lookupPeer]struct{}),
@@ -135,15 +122,13 @@ func (s *LookupServer) accept() {
 
 // admit starts a peer, unless there are too many.
 func (s *LookupServer) admit(nc *net.UnixConn) {
-	owner, giveWay := connlimit.Of(nc), func() {
+	giveWay := func() {
 		s.o.Counts.Dropped.Add(1)
 		nc.Close()
 	}
-	p, err := newLookupPeer(s, nc)
-	if err == nil {
-		p.place, err = s.o.Peers.Enter(owner, giveWay)
-	}
-	if err != nil {
+	p := newLookupPeer(s, nc)
+	var err error
+	if p.place, err = s.o.Peers.Enter(connlimit.Of(nc), giveWay); err != nil {
 		giveWay()
 		return
 	}
@@ -179,11 +164,8 @@ func (s *LookupServer) handle(r *LookupRequest) LookupReply {
 
 // malformed counts and reports a malformed request.
 func (s *LookupServer) malformed(err error) {
-	var m *MalformedError
-	if errors.As(err, &m) {
-		s.o.Counts.Reasons[m.Reason].Add(1)
+	if errors.As(err, new(*MalformedError)) {
+		s.o.Counts.Malformed.Add(1)
 	}
-	if s.o.OnMalformed != nil {
-		s.o.OnMalformed(err)
-	}
+	s.o.OnMalformed(err)
 }

@@ -52,7 +52,7 @@ func serveLookups(t testing.TB, dir, name string, h LookupHandler) *LookupServer
 // serveShared serves look-ups on a socket that shares a limit of connections with others.
 func serveShared(t testing.TB, peers *connlimit.Limit, dir, name string, h LookupHandler) *LookupServer {
 	t.Helper()
-	s, err := ListenLookup(LookupOptions{Dir: dir, Name: name, Boot: testBoot, Peers: peers}, h)
+	s, err := listenLookup(LookupOptions{Dir: dir, Name: name, Boot: testBoot, Peers: peers}, h)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,12 +91,8 @@ func TestLookupForms(t *testing.T) {
 		}
 	}
 	count := s.Counters()
-	var reasons uint64
-	for _, n := range count.Reasons {
-		reasons += n
-	}
-	if count.Unsent != 0 || reasons != uint64(len(malformedRequests())-1) {
-		t.Errorf("%d unsent, %d by reason, want 0, %d", count.Unsent, reasons, len(malformedRequests())-1)
+	if count.Unsent != 0 || count.Malformed != uint64(len(malformedRequests())-1) {
+		t.Errorf("%d unsent, %d malformed, want 0, %d", count.Unsent, count.Malformed, len(malformedRequests())-1)
 	}
 }
 
@@ -137,31 +133,30 @@ func TestLookupLimits(t *testing.T) {
 		LookupReply{Status: LookupMalformed, Boot: testBoot})
 	most := binary.LittleEndian.AppendUint64(nil, MaxLookupFrames-1)
 	for _, v := range []struct {
-		name   string
-		send   [][]byte
-		want   [][]byte
-		reason Reason
+		name       string
+		send, want [][]byte
+		malformed  uint64
 	}{
 		{"most frames", append([][]byte{{}, tokens}, frames(MaxLookupFrames-1, hash)...), [][]byte{{}, most},
-			numReasons},
+			0},
 		{"a frame too many", append([][]byte{{}, tokens}, frames(MaxLookupFrames, hash)...), [][]byte{{}, zero8},
-			ReasonTooLarge},
+			1},
 		{"far too many frames", append([][]byte{{}, tokens}, frames(100000, hash)...), [][]byte{{}, zero8},
-			ReasonTooLarge},
+			1},
 		{"own too large", [][]byte{{}, append(bytes.Clone(own), make([]byte, MaxLookupBytes)...)},
-			[][]byte{{}, malformedOwn}, ReasonTooLarge},
+			[][]byte{{}, malformedOwn}, 1},
 		{"own far too large", [][]byte{{}, append(bytes.Clone(own), make([]byte, MaxLookupBytes+1<<20)...)},
-			[][]byte{{}, malformedOwn}, ReasonTooLarge},
+			[][]byte{{}, malformedOwn}, 1},
 		// The part of it that is kept would be a proper request for one hash.
 		{"upstream far too large", [][]byte{{}, []byte("lookup"), {0, 0, 1, 0}, {0, 16},
-			make([]byte, MaxLookupBytes+1<<20)}, [][]byte{{}, zero4}, ReasonTooLarge},
+			make([]byte, MaxLookupBytes+1<<20)}, [][]byte{{}, zero4}, 1},
 		{"sum too large", [][]byte{{}, {0, 0, 0, 1}, make([]byte, MaxLookupBytes/2), make([]byte, MaxLookupBytes/2)},
-			[][]byte{{}, zero4}, ReasonTooLarge},
-		{"no delimiter", [][]byte{own}, [][]byte{zero4}, ReasonEnvelope},
-		{"no delimiter, two frames", [][]byte{{0, 0, 0, 1}, {0x90}}, [][]byte{zero4}, ReasonEnvelope},
-		{"delimiter alone", [][]byte{{}}, [][]byte{{}, zero4}, ReasonFrames},
+			[][]byte{{}, zero4}, 1},
+		{"no delimiter", [][]byte{own}, [][]byte{zero4}, 1},
+		{"no delimiter, two frames", [][]byte{{0, 0, 0, 1}, {0x90}}, [][]byte{zero4}, 1},
+		{"delimiter alone", [][]byte{{}}, [][]byte{{}, zero4}, 1},
 		{"proper", [][]byte{{}, own}, [][]byte{{}, AppendReply(nil, &LookupRequest{Form: FormOwn},
-			LookupReply{Boot: testBoot})}, numReasons},
+			LookupReply{Boot: testBoot})}, 0},
 	} {
 		before := s.Counters()
 		if _, err := dealer.SendMessage(v.send); err != nil {
@@ -175,8 +170,8 @@ func TestLookupLimits(t *testing.T) {
 			t.Errorf("%s: answer %x, want %x", v.name, got, v.want)
 		}
 		after := s.Counters()
-		if v.reason < numReasons && after.Reasons[v.reason] != before.Reasons[v.reason]+1 {
-			t.Errorf("%s: not counted as %v: %v", v.name, v.reason, after.Reasons)
+		if after.Malformed != before.Malformed+v.malformed {
+			t.Errorf("%s: %d counted as malformed, want %d", v.name, after.Malformed-before.Malformed, v.malformed)
 		}
 	}
 	s.mu.Lock()
@@ -193,7 +188,7 @@ func TestLookupLimits(t *testing.T) {
 // A storm of nonsense from some clients while others ask properly: all are answered.
 func TestLookupStorm(t *testing.T) {
 	var told atomic.Uint64
-	s, err := ListenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup", Boot: testBoot,
+	s, err := listenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup", Boot: testBoot,
 		OnMalformed: func(error) { told.Add(1) }}, echoHandler)
 	if err != nil {
 		t.Fatal(err)
@@ -207,10 +202,7 @@ func TestLookupStorm(t *testing.T) {
 	}
 	wg.Wait()
 	s.Close()
-	counted := uint64(0)
-	for _, n := range s.Counters().Reasons {
-		counted += n
-	}
+	counted := s.Counters().Malformed
 	if told.Load() == 0 || told.Load() != counted {
 		t.Errorf("told of malformed requests %d times, %d are counted", told.Load(), counted)
 	}
@@ -256,12 +248,13 @@ func TestReaderPanics(t *testing.T) {
 			return err
 		},
 		"look-up": func() error { // a frame beyond the message's end
-			return p.parse(&Frames{Buf: []byte("x"), Ends: []int32{0, 1 << 20}}, true)
+			p.in.enveloped, p.in.message = true, Frames{Buf: []byte("x"), Ends: []int32{1 << 20}}
+			return p.parse()
 		},
 	} {
 		var bad *MalformedError
-		if err := read(); !errors.As(err, &bad) || bad.Reason != ReasonPanic || !strings.Contains(err.Error(), "ipc.") {
-			t.Errorf("%s: error %v, want one for reason %v with the stack", name, err, ReasonPanic)
+		if err := read(); !errors.As(err, &bad) || !strings.Contains(err.Error(), "ipc.") {
+			t.Errorf("%s: error %v, want one with the stack", name, err)
 		}
 	}
 }
@@ -297,7 +290,7 @@ func TestLookupSocketFiles(t *testing.T) {
 func TestLookupLiveSocketIsNotTaken(t *testing.T) {
 	dir := socketDir(t)
 	s := serveLookups(t, dir, "lookup", echoHandler)
-	_, err := ListenLookup(LookupOptions{Dir: dir, Name: "lookup"}, echoHandler)
+	_, err := listenLookup(LookupOptions{Dir: dir, Name: "lookup"}, echoHandler)
 	if !errors.Is(err, socketdir.ErrInUse) {
 		t.Errorf("a second server: %v, want socketdir.ErrInUse", err)
 	}
@@ -309,7 +302,7 @@ func TestLookupLiveSocketIsNotTaken(t *testing.T) {
 	if err := foreign.Bind("ipc://" + filepath.Join(dir, "foreign")); err != nil {
 		t.Fatal(err)
 	}
-	_, err = ListenLookup(LookupOptions{Dir: dir, Name: "foreign"}, echoHandler)
+	_, err = listenLookup(LookupOptions{Dir: dir, Name: "foreign"}, echoHandler)
 	if !errors.Is(err, socketdir.ErrInUse) {
 		t.Errorf("the socket of a server without our lock: %v, want socketdir.ErrInUse", err)
 	}
@@ -350,7 +343,7 @@ func TestAnswersWaitForAClientThatReadsLate(t *testing.T) {
 // else is served.
 func TestAnswersNobodyReads(t *testing.T) {
 	var heard atomic.Uint64
-	s, err := ListenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup",
+	s, err := listenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup",
 		OnUnsent: func(LookupReply) { heard.Add(1) }}, echoHandler)
 	if err != nil {
 		t.Fatal(err)
@@ -389,18 +382,34 @@ func TestAnswersNobodyReads(t *testing.T) {
 	}
 }
 
+// listenLookup listens with defaults for what a test does not set.
+func listenLookup(o LookupOptions, h LookupHandler) (*LookupServer, error) {
+	if o.Counts == nil {
+		o.Counts = &LookupCounts{}
+	}
+	if o.Peers == nil {
+		o.Peers = connlimit.ForUsers(MaxLookupPeers)
+	}
+	if o.OnMalformed == nil {
+		o.OnMalformed = func(error) {}
+	}
+	if o.OnUnsent == nil {
+		o.OnUnsent = func(LookupReply) {}
+	}
+	if o.OnAnswered == nil {
+		o.OnAnswered = func(*LookupRequest, *LookupReply) {}
+	}
+	return ListenLookup(o, h)
+}
+
 type lookupCounters struct {
-	Unsent, Dropped, Waited uint64
-	Reasons                 [Reasons]uint64
+	Unsent, Dropped, Waited, Malformed uint64
 }
 
 // Counters returns a snapshot of a server's counters.
 func (s *LookupServer) Counters() (out lookupCounters) {
 	c := s.o.Counts
 	out.Unsent = c.Unsent.Load()
-	out.Dropped, out.Waited = c.Dropped.Load(), c.Waited.Load()
-	for i := range out.Reasons {
-		out.Reasons[i] = c.Reasons[i].Load()
-	}
+	out.Dropped, out.Waited, out.Malformed = c.Dropped.Load(), c.Waited.Load(), c.Malformed.Load()
 	return out
 }

@@ -63,15 +63,14 @@ func (a *LookupReply) walkOwn(w *wire) {
 	num(w, "disk", &a.Disk, 0, math.MaxUint32)
 	num(w, "shared", &a.Shared, 0, math.MaxUint32)
 	if w.err == nil && len(w.buf) > 0 {
-		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
+		w.fail("", "%d bytes after the last field", len(w.buf))
 	}
 }
 
-// Frames is a message of several frames, stored one after the other in Buf from Start on.
+// Frames is a message of several frames, stored one after the other in Buf.
 type Frames struct {
-	Buf   []byte
-	Start int32   // where frame 0 begins
-	Ends  []int32 // Ends[i] is where frame i ends
+	Buf  []byte
+	Ends []int32 // Ends[i] is where frame i ends
 }
 
 // Len returns the number of frames.
@@ -85,26 +84,16 @@ func (f *Frames) At(i int) []byte {
 
 func (f *Frames) begin(i int) int32 {
 	if i == 0 {
-		return f.Start
+		return 0
 	}
 	return f.Ends[i-1]
 }
 
-// From returns the frames from i on, 0 <= i <= Len.
-func (f *Frames) From(i int) Frames {
-	return Frames{Buf: f.Buf, Start: f.begin(i), Ends: f.Ends[i:]}
-}
-
 // Bytes returns the sum of the frames' lengths.
-func (f *Frames) Bytes() int {
-	if len(f.Ends) == 0 {
-		return 0
-	}
-	return int(f.Ends[len(f.Ends)-1] - f.Start)
-}
+func (f *Frames) Bytes() int { return int(f.begin(len(f.Ends))) }
 
 // Reset empties f and keeps its memory.
-func (f *Frames) Reset() { f.Buf, f.Start, f.Ends = f.Buf[:0], 0, f.Ends[:0] }
+func (f *Frames) Reset() { f.Buf, f.Ends = f.Buf[:0], f.Ends[:0] }
 
 // Add appends a frame.
 func (f *Frames) Add(b []byte) {

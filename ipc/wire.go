@@ -20,7 +20,7 @@ type wire struct {
 	err      *MalformedError
 }
 
-func (w *wire) fail(r Reason, field, format string, args ...any) {
+func (w *wire) fail(field, format string, args ...any) {
 	if w.err != nil {
 		return
 	}
@@ -30,17 +30,17 @@ func (w *wire) fail(r Reason, field, format string, args ...any) {
 		}
 		field = fmt.Sprintf("%s[%d]%s", w.list, w.index, field)
 	}
-	w.err = &MalformedError{Reason: r, Message: w.message, Field: field, Detail: fmt.Sprintf(format, args...)}
+	w.err = &MalformedError{Message: w.message, Field: field, Detail: fmt.Sprintf(format, args...)}
 }
 
 // take consumes the n bytes of a header that a reader of msgpack.go found, or fails.
 func (w *wire) take(field, want string, n int) bool {
 	switch n {
 	case wrongType:
-		w.fail(ReasonMsgpack, field, "0x%02x: not %s in its shortest form", w.buf[0], want)
+		w.fail(field, "0x%02x: not %s in its shortest form", w.buf[0], want)
 		return false
 	case cutShort:
-		w.fail(ReasonMsgpack, field, "the message ends within it")
+		w.fail(field, "the message ends within it")
 		return false
 	}
 	w.buf = w.buf[n:]
@@ -61,7 +61,7 @@ func num[T uint8 | uint32 | uint64](w *wire, field string, p *T, least, most T) 
 		}
 	}
 	if v < uint64(least) || v > uint64(most) {
-		w.fail(ReasonRange, field, "%d, allowed is %d to %d", v, least, most)
+		w.fail(field, "%d, allowed is %d to %d", v, least, most)
 		return
 	}
 	if w.decoding {
@@ -85,7 +85,7 @@ func (w *wire) flag(field string, p *bool) {
 // length checks a header's length before anything is allocated for it.
 func (w *wire) length(field, unit string, v uint64, least, most int) (int, bool) {
 	if v < uint64(least) || v > uint64(most) {
-		w.fail(ReasonRange, field, "%d %s, allowed is %d to %d", v, unit, least, most)
+		w.fail(field, "%d %s, allowed is %d to %d", v, unit, least, most)
 		return 0, false
 	}
 	return int(v), true
@@ -94,7 +94,7 @@ func (w *wire) length(field, unit string, v uint64, least, most int) (int, bool)
 // bytes returns the n bytes after a header.
 func (w *wire) bytes(field string, n int) []byte {
 	if n > len(w.buf) {
-		w.fail(ReasonMsgpack, field, "%d bytes, only %d left in the message", n, len(w.buf))
+		w.fail(field, "%d bytes, only %d left in the message", n, len(w.buf))
 		return nil
 	}
 	b := w.buf[:n:n]
@@ -155,7 +155,7 @@ func (w *wire) str(field string, p *string, least, most int) {
 	}
 	b := w.bytes(field, size)
 	if !utf8.Valid(b) {
-		w.fail(ReasonText, field, "not UTF-8")
+		w.fail(field, "not UTF-8")
 		return
 	}
 	*p = string(b)
@@ -166,7 +166,7 @@ func (w *wire) appendStr(field, s string, least, most int) {
 		return
 	}
 	if !utf8.ValidString(s) {
-		w.fail(ReasonText, field, "not UTF-8")
+		w.fail(field, "not UTF-8")
 		return
 	}
 	w.buf = appendStr(w.buf, s)
@@ -211,7 +211,7 @@ func (w *wire) array(field string, size, least, most int) int {
 func (w *wire) elements(f *field, size, elemBytes int) int {
 	n := w.array(f.name, size, int(f.least), int(f.most))
 	if w.decoding && w.err == nil && n*elemBytes > len(w.buf) {
-		w.fail(ReasonMsgpack, f.name, "%d elements, only %d bytes left in the message", n, len(w.buf))
+		w.fail(f.name, "%d elements, only %d bytes left in the message", n, len(w.buf))
 	}
 	if w.err != nil {
 		return 0
@@ -228,39 +228,8 @@ var (
 	ErrTimeout  = errors.New("no answer in time")
 )
 
-// Reason classifies malformed messages, for counters.
-type Reason uint8
-
-// The reasons.
-const (
-	ReasonEnvelope    Reason = iota // no empty delimiter before the request
-	ReasonFrames                    // the number of frames and frame 0 fit no form
-	ReasonTooLarge                  // more frames or bytes than a message may have
-	ReasonMsgpack                   // truncated, not canonical, or of another type than the field
-	ReasonFields                    // another number of fields, or bytes after the last
-	ReasonRange                     // a number or the length of a field out of its range
-	ReasonHex                       // a hash that is not lower-case hex of even length
-	ReasonLengths                   // lengths that contradict each other
-	ReasonVersion                   // a version, or a message, that there is not
-	ReasonText                      // a str that is not UTF-8
-	ReasonDescriptors               // another number of descriptors than the message names
-	ReasonPanic                     // see Guard
-	numReasons
-)
-
-var reasonNames = [numReasons]string{"envelope", "frames", "too_large", "msgpack", "fields", "range", "hex", "lengths",
-	"version", "text", "descriptors", "panic"}
-
-func (r Reason) String() string {
-	if r < numReasons {
-		return reasonNames[r]
-	}
-	return "unknown"
-}
-
 // MalformedError describes what is wrong with a message, and what is allowed.
 type MalformedError struct {
-	Reason  Reason
 	Message string // its name in docs/PROTOCOL.md
 	Field   string // its path in the message, "" for the message as a whole
 	Detail  string // what was found, and what is allowed
@@ -278,7 +247,7 @@ func (e *MalformedError) Error() string {
 // message, anywhere else it ends the process.
 func Guard(err *error) {
 	if v := recover(); v != nil {
-		*err = &MalformedError{ReasonPanic, "message", "",
+		*err = &MalformedError{"message", "",
 			fmt.Sprintf("it makes its reader panic, a defect of the agent: %v\n%s", v, debug.Stack())}
 	}
 }

@@ -17,9 +17,7 @@ const (
 	zmtpBuffer       = 16 << 10             // bytes read at once; longer frames are read directly into the message
 	// keepHead is how many bytes are kept of the frame that made a message too large: they identify
 	// its form.
-	keepHead          = 16
-	delimiterFrames   = 1  // before the request, as REQ and DEALER send it
-	maxCommandsInARow = 64 // between two frames
+	keepHead = 16
 )
 
 // zmtpReader reads the messages of one peer. It discards what is beyond the limits of a look-up.
@@ -28,11 +26,12 @@ type zmtpReader struct {
 	buf  []byte // of zmtpBuffer
 	r, w int    // the unread part of buf
 
-	// The message read last.
-	message Frames // its frames; of one that is too large the beginning
-	frames  int    // how many it had, kept or not
-	bytes   int64
-	over    bool
+	// The message read last, without the empty frame before the request, as REQ and DEALER send it.
+	enveloped bool
+	message   Frames // its frames; of one that is too large the beginning
+	frames    int    // how many it had, kept or not
+	bytes     int64
+	over      bool
 
 	// grow is called before a message's memory grows beyond keepReceived.
 	grow func() error
@@ -80,22 +79,15 @@ func (z *zmtpReader) head() (flags byte, size uint64, err error) {
 // next reads a message.
 func (z *zmtpReader) next() error {
 	z.message.Reset()
-	z.frames, z.bytes, z.over = 0, 0, false
-	for commands := 0; ; {
+	z.enveloped, z.frames, z.bytes, z.over = false, 0, 0, false
+	for {
 		flags, size, err := z.head()
 		if err != nil {
 			return err
 		}
 		if flags&zmtpCommand != 0 {
-			if commands++; commands > maxCommandsInARow {
-				return fmt.Errorf("%d commands: %w", commands, errZMTP)
-			}
-			if err := z.skipCommand(size); err != nil {
-				return err
-			}
-			continue
+			return fmt.Errorf("a command of %d bytes after the handshake: %w", size, errZMTP)
 		}
-		commands = 0
 		if err := z.frame(size); err != nil {
 			return err
 		}
@@ -105,19 +97,15 @@ func (z *zmtpReader) next() error {
 	}
 }
 
-// skipCommand reads a command. None of those after READY means anything here.
-func (z *zmtpReader) skipCommand(size uint64) error {
-	if size > maxZMTPCommand {
-		return fmt.Errorf("a command of %d bytes, allowed is %d: %w", size, maxZMTPCommand, errZMTP)
-	}
-	return z.skip(int(size))
-}
-
 // frame reads the body of a frame, and keeps it while the message is within the limits of a
 // look-up.
 func (z *zmtpReader) frame(size uint64) error {
 	if size > maxZMQFrame {
 		return fmt.Errorf("a frame of %d bytes, allowed is %d: %w", size, maxZMQFrame, errZMTP)
+	}
+	if size == 0 && z.frames == 0 && !z.enveloped {
+		z.enveloped = true
+		return nil
 	}
 	z.frames++
 	z.bytes += int64(size)
@@ -129,7 +117,7 @@ func (z *zmtpReader) frame(size uint64) error {
 	if z.over {
 		return z.skip(n)
 	}
-	if len(z.message.Ends) >= MaxLookupFrames+delimiterFrames || len(z.message.Buf)+n > MaxLookupBytes {
+	if len(z.message.Ends) >= MaxLookupFrames || len(z.message.Buf)+n > MaxLookupBytes {
 		z.over = true
 		if err := z.keep(min(n, keepHead)); err != nil {
 			return err

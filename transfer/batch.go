@@ -19,33 +19,29 @@ type cursor struct {
 	number         int // of the block in the job
 }
 
-// batchOps begins and finishes the batches of one kind of job. If begin does not return OK, its
-// result is the status of all blocks after the batch. finish takes the status of the batches before
-// and returns its own: once one is not OK, later batches are dropped.
+// batchOps are the batches of one kind of job. A status other than OK that launch or finish returns
+// is that of all blocks after the batch; finish takes the status of the batches before and returns
+// its own.
 type batchOps struct {
-	begin  func(*task, *flight, []part) pool.Status
+	more   func() bool
+	launch func(lane *ticket) pool.Status
 	finish func(*task, *flight, pool.Status) pool.Status
 }
 
-// batches waits for the engine and then does a job batch by batch, each with its own lane. While
-// the oldest batch is in flight it starts further ones, up to Limits.Batches and while a lane is
-// free, so that no copy engine waits for this thread. Batches finish in order. A cancelled job
-// keeps the results of its finished batches.
-func (th *thread) batches(t *task, ops batchOps) {
-	if s := th.await(t); s != pool.OK {
-		t.setFrom(0, s)
-		return
-	}
-	var c cursor
+// batches does a job batch by batch, each with its own lane. While the oldest batch is in flight it
+// starts further ones, up to Limits.Batches and while a lane is free, so that no copy engine waits
+// for this thread. Batches finish in order. A cancelled job keeps the results of its finished
+// batches.
+func (th *thread) batches(t *task, ops batchOps) pool.Status {
 	status := pool.OK
-	for status == pool.OK && c.number < len(t.status) {
+	for status == pool.OK && ops.more() {
 		if status = th.awaitPace(t); status != pool.OK {
 			break
 		}
 		lane, ok := th.nextLane(t)
 		switch {
 		case ok:
-			status = th.launch(t, &c, lane, ops)
+			status = ops.launch(lane)
 		case len(th.begun) > 0:
 			status = th.finishOldest(t, ops, pool.OK)
 		default:
@@ -54,6 +50,33 @@ func (th *thread) batches(t *task, ops batchOps) {
 	}
 	for len(th.begun) > 0 {
 		status = th.finishOldest(t, ops, status)
+	}
+	return status
+}
+
+// finishOldest finishes the oldest batch in flight. The next copies continue meanwhile.
+func (th *thread) finishOldest(t *task, ops batchOps, before pool.Status) pool.Status {
+	f := th.begun[0]
+	status := ops.finish(t, f, before)
+	th.begun = append(th.begun[:0], th.begun[1:]...)
+	th.recycle(f)
+	return status
+}
+
+// whole waits for the engine and then does a job in batches of whole blocks, whose slots begin
+// takes.
+func (th *thread) whole(
+	t *task, begin func(*task, *flight, []part) pool.Status,
+	finish func(*task, *flight, pool.Status) pool.Status,
+) {
+	var c cursor
+	status := th.await(t)
+	if status == pool.OK {
+		status = th.batches(t, batchOps{
+			more:   func() bool { return c.number < len(t.status) },
+			launch: func(lane *ticket) pool.Status { return th.launch(t, &c, lane, begin) },
+			finish: finish,
+		})
 	}
 	if status != pool.OK {
 		t.setFrom(c.number, status)

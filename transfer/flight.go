@@ -34,10 +34,12 @@ type flight struct {
 }
 
 // launch begins the next batch of a job. A batch without blocks to copy ends at once.
-func (th *thread) launch(t *task, c *cursor, lane *ticket, ops batchOps) pool.Status {
+func (th *thread) launch(
+	t *task, c *cursor, lane *ticket, begin func(*task, *flight, []part) pool.Status,
+) pool.Status {
 	f := th.spare()
 	f.lane = lane
-	status := ops.begin(t, f, th.take(t, c))
+	status := begin(t, f, th.take(t, c))
 	if status != pool.OK || len(f.slots) == 0 {
 		th.recycle(f)
 		return status
@@ -53,20 +55,6 @@ func (th *thread) begin(t *task, f *flight, urgency pace.Urgency, bytes int64) {
 	t.clock.begin()
 	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
 	th.begun = append(th.begun, f)
-}
-
-// finishOldest waits for the oldest copy in flight, checks a sample of its blocks, and finishes its
-// batch. The next copies continue meanwhile.
-func (th *thread) finishOldest(t *task, ops batchOps, before pool.Status) pool.Status {
-	f := th.begun[0]
-	th.awaitCopy(t, f)
-	if before == pool.OK && !th.ended(t) {
-		th.check(f)
-	}
-	status := ops.finish(t, f, before)
-	th.begun = append(th.begun[:0], th.begun[1:]...)
-	th.recycle(f)
-	return status
 }
 
 // spare returns a flight for the next batch.
@@ -127,8 +115,9 @@ func (th *thread) leaveLane(f *flight) {
 }
 
 // awaitCopy waits for the flight's copy to end. It marks the blocks that were not copied, and of a
-// load those that differ from what was stored, and keeps the sums of the others.
-func (th *thread) awaitCopy(t *task, f *flight) {
+// load those that differ from what was stored, keeps the sums of the others, and starts the check
+// of a sample if the batches before were OK.
+func (th *thread) awaitCopy(t *task, f *flight, before pool.Status) {
 	bad := th.copied(t, f)
 	for i := range bad {
 		if bad[i] {
@@ -137,6 +126,9 @@ func (th *thread) awaitCopy(t *task, f *flight) {
 	}
 	if th.kind == Load {
 		verify(f)
+	}
+	if before == pool.OK && !th.ended(t) {
+		th.check(f)
 	}
 }
 

@@ -26,8 +26,8 @@ func TestJobsThatCannotBe(t *testing.T) {
 		{"sections[1].group: 1 is not below 1", one(func(s *Section) { s.Group = 1 })},
 		{"sections[1].blocks[2]: 256 is not below 256", one(func(s *Section) { s.Blocks[2] = blocks })},
 		{"sections[1].blocks[3]: 4294967295", one(func(s *Section) { s.Blocks[3] = math.MaxUint32 })},
-		{"sections[1].blocks[3]: 1 is there twice", one(func(s *Section) { s.Blocks[3] = 1 })},
-		{"sections[1].blocks[0]: 9 is there twice", one(func(s *Section) { s.Blocks[0] = 9 })},
+		{"group 0: block 1 is there twice", one(func(s *Section) { s.Blocks[3] = 1 })},
+		{"group 0: block 9 is there twice", one(func(s *Section) { s.Blocks[0] = 9 })},
 	} {
 		err := s.worker.Submit(try.job)
 		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), try.where) {

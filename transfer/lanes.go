@@ -113,11 +113,11 @@ func (l *Lanes) nextLocked() (kind Kind, ok bool) {
 	return Load, true
 }
 
-// urgency returns whether a job's copies wait for the budget. A request waits for a load. A save
-// that cannot be revoked keeps its blocks until it has ended, so it must end soon; and another
 // awaited reports whether somebody waits for the worker's saves.
 func (w *Worker) awaited() bool { return w.cfg.Awaited != nil && w.cfg.Awaited() }
 
+// urgency returns whether a job's copies wait for the budget. A request waits for a load. A save
+// that cannot be revoked keeps its blocks until it has ended, so it must end soon; and another
 // engine may wait for a save.
 func (th *thread) urgency(t *task) pace.Urgency {
 	if th.kind == Load || t.job.Revoke == cudaipc.None || th.w.awaited() {

@@ -14,7 +14,7 @@ func (th *thread) load(t *task) {
 		th.loadStaged(t)
 		return
 	}
-	th.batches(t, batchOps{th.beginLoad, th.finishLoad})
+	th.whole(t, th.beginLoad, th.finishLoad)
 }
 
 // beginLoad pins the batch's blocks.
@@ -40,8 +40,10 @@ func (th *thread) beginLoad(t *task, f *flight, parts []part) pool.Status {
 // finishLoad reports which blocks arrived as they were stored. A batch in flight counts, whatever
 // the status of those before.
 func (th *thread) finishLoad(t *task, f *flight, before pool.Status) pool.Status {
+	th.awaitCopy(t, f, before)
 	for len(f.samples) > 0 {
-		th.compare(t, f, th.sums(f), true)
+		th.sums(f)
+		th.compare(t, f, true)
 	}
 	th.release(t, f)
 	return before

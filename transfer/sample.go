@@ -84,7 +84,8 @@ type sampleRequest struct {
 	number []int // of each block, in the flight
 	sample cudaipc.Sample
 	ticket cudaipc.Ticket
-	err    error // why the device did not take it
+	done   cudaipc.Done
+	err    error // why the device did not take it, or it has failed
 }
 
 // place is the location of a block of a flight in the engine.
@@ -132,62 +133,47 @@ func (th *thread) sampleFor(f *flight, at *place) *sampleRequest {
 	return a
 }
 
-// summed is the result of a sample for one block: the sum of the engine's memory, unless bad.
-type summed struct {
-	number int // in the flight
-	engine uint32
-	bad    bool
-}
-
 // sums waits for a flight's samples, before whose end the engine may not reuse its memory.
-func (th *thread) sums(f *flight) []summed {
-	if len(f.samples) == 0 {
-		return nil
-	}
-	th.enter(Verifying)
-	th.summed = th.summed[:0]
+func (th *thread) sums(f *flight) {
 	for _, a := range f.samples {
-		d, err := th.outcome(a.ticket, a.err)
-		for j, i := range a.number {
-			s := summed{number: i, bad: err != nil || len(d.Sums) != len(a.number) || (d.Bad != nil && d.Bad[j])}
-			if !s.bad {
-				s.engine = d.Sums[j]
-			}
-			th.summed = append(th.summed, s)
-		}
+		th.enter(Verifying)
+		a.done, a.err = th.outcome(a.ticket, a.err)
 	}
-	f.samples = f.samples[:0]
-	return th.summed
 }
 
-// compare compares sums of the engine's memory with the slots'. wanted is false if the engine has
-// revoked the blocks: it may have overwritten them, so they stay unverified. After a mismatch all
-// other blocks of the flight are checked too.
-func (th *thread) compare(t *task, f *flight, list []summed, wanted bool) {
-	if len(list) > 0 {
+// compare compares the sums of the engine's memory with the slots'. wanted is false if the engine
+// has revoked the blocks: it may have overwritten them, so they stay unverified. After a mismatch
+// all other blocks of the flight are checked too.
+func (th *thread) compare(t *task, f *flight, wanted bool) {
+	if len(f.samples) > 0 {
 		defer t.clock.checked()
 	}
 	bad := false
-	for i := range list {
-		s := &list[i]
-		slot, ok := uint32(0), wanted && !s.bad
-		if ok {
-			if slot, ok = th.slotSum(f, s); !ok && th.kind == Save { // it could not be loaded
-				f.status[s.number] = th.failureStatus(&f.slots[s.number], f.copy.Dir)
+	for _, a := range f.samples {
+		failed := !wanted || a.err != nil || len(a.done.Sums) != len(a.number)
+		for j, i := range a.number {
+			if failed || a.done.Bad != nil && a.done.Bad[j] {
+				t.sample.Unverified++
+				continue
+			}
+			engine := a.done.Sums[j]
+			slot, ok := th.slotSum(f, i, engine)
+			switch {
+			case !ok:
+				t.sample.Unverified++
+				if th.kind == Save { // it could not be loaded
+					f.status[i] = th.failureStatus(&f.slots[i], f.copy.Dir)
+				}
+			case slot == engine:
+				t.sample.Matched++
+			default:
+				bad = true
+				t.sample.Mismatched++
+				th.mismatch(t, f, i, engine, slot)
 			}
 		}
-		switch {
-		case !ok:
-			t.sample.Unverified++
-		case slot == s.engine:
-			t.sample.Matched++
-		default:
-			bad = true
-			t.sample.Mismatched++
-			th.mismatch(t, f, s, slot)
-		}
 	}
-	if bad {
+	if f.samples = f.samples[:0]; bad {
 		th.picker.suspect = suspectBlocks
 		th.startSamples(f, func() bool { return true })
 	}
@@ -196,13 +182,12 @@ func (th *thread) compare(t *task, f *flight, list []summed, wanted bool) {
 // slotSum returns the sum that the engine's memory must have. For a save it is the sum of the whole
 // slot, independent of the copy's runs; if the sum to commit differs from the engine's, it is that
 // one. For a load it is the sum made at the save.
-func (th *thread) slotSum(f *flight, s *summed) (sum uint32, ok bool) {
-	stored := f.slots[s.number].Sum
-	full := th.w.cfg.Integrity == Full
-	if full && (th.kind == Load || stored != s.engine) {
+func (th *thread) slotSum(f *flight, number int, engine uint32) (sum uint32, ok bool) {
+	stored := f.slots[number].Sum
+	if th.w.cfg.Integrity == Full && (th.kind == Load || stored != engine) {
 		return stored, true
 	}
-	return th.sumSlot(f, s.number)
+	return th.sumSlot(f, number)
 }
 
 func (th *thread) sumSlot(f *flight, number int) (sum uint32, ok bool) {
@@ -214,19 +199,19 @@ func (th *thread) sumSlot(f *flight, number int) (sum uint32, ok bool) {
 // mismatch drops a block that differs between the slot and the engine. It drops a stored block too,
 // unless the slot still has the sum of its save: then the copy or the engine's memory is at fault,
 // and other engines may load the block.
-func (th *thread) mismatch(t *task, f *flight, s *summed, slot uint32) {
+func (th *thread) mismatch(t *task, f *flight, i int, engine, slot uint32) {
 	status := Failed
 	if th.kind == Load {
-		if sum, ok := th.sumSlot(f, s.number); !ok || th.w.cfg.Integrity != Full || sum != f.slots[s.number].Sum {
+		if sum, ok := th.sumSlot(f, i); !ok || th.w.cfg.Integrity != Full || sum != f.slots[i].Sum {
 			status = pool.Corrupt
 		}
 	}
-	f.status[s.number] = status
+	f.status[i] = status
 	if report := th.w.cfg.Sampling.Mismatch; report != nil {
-		number, at := f.number[s.number]%len(t.status), f.where[s.number]
+		number, at := f.number[i]%len(t.status), f.where[i]
 		report(Mismatch{
 			Job: t.job.ID, Kind: th.kind, Group: at.group, Hash: t.job.hash(number), Block: at.block,
-			Engine: s.engine, Slot: slot, Status: status,
+			Engine: engine, Slot: slot, Status: status,
 		})
 	}
 }

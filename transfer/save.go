@@ -13,7 +13,7 @@ func (th *thread) save(t *task) {
 		t.setFrom(0, pool.Stale)
 		return
 	}
-	th.batches(t, batchOps{th.beginSave, th.finishSave})
+	th.whole(t, th.beginSave, th.finishSave)
 }
 
 // beginSave reserves slots for the batch, of each part up to the first block without room.
@@ -38,16 +38,17 @@ func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
 
 // finishSave commits the copied blocks if the engine still wants them.
 func (th *thread) finishSave(t *task, f *flight, before pool.Status) pool.Status {
+	th.awaitCopy(t, f, before)
 	for i := range f.sums {
 		f.slots[i].Sum = f.sums[i]
 	}
 	verdict := before
 	for more := true; more; more = len(f.samples) > 0 {
-		list := th.sums(f)
+		th.sums(f)
 		if verdict == pool.OK {
 			verdict = th.confirm(t)
 		}
-		th.compare(t, f, list, verdict == pool.OK)
+		th.compare(t, f, verdict == pool.OK)
 	}
 	th.commit(t, f, verdict)
 	return verdict

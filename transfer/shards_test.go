@@ -2,9 +2,7 @@ package transfer
 
 import (
 	"bytes"
-	"errors"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
@@ -74,9 +72,6 @@ func TestAJobIsAboutAllShards(t *testing.T) {
 		high.expectCells(40+i, uint64(100+i), 2, 3)
 		whole.expectCells(40+i, uint64(200+i), 0, 1, 2, 3)
 	}
-	if got := whole.worker.State().Save.Counts.Blocks; got[pool.OK] != many || got[pool.Exists] != many {
-		t.Errorf("a worker of four shards counts %v", got)
-	}
 }
 
 // TestABlockHasTheWorstStatusOfItsShards: one shard of one block is damaged in the pool.
@@ -143,20 +138,5 @@ func TestOneShardLooksForRoom(t *testing.T) {
 	}
 	if got := s.stored(0, many); got != room {
 		t.Errorf("%d blocks are stored, want %d", got, room)
-	}
-}
-
-// TestShardsThatCannotBeHeld are refused at the start of a worker.
-func TestShardsThatCannotBeHeld(t *testing.T) {
-	s := newNode(t, 64).join(t, nil)
-	for want, change := range map[string]func(*Config){
-		"7 blocks of shard 1, 256 of": func(c *Config) { c.Held[1].Layout.Groups[0].NumBlocks = 7 },
-	} {
-		cfg := Config{Device: s.host, Peer: s.peer, Slots: s.pool, Complete: func(Completion) {}}
-		cells(0, 1, 2)(&cfg)
-		change(&cfg)
-		if _, err := Start(cfg); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want ErrInvalid that says %q", err, want)
-		}
 	}
 }

@@ -24,7 +24,6 @@ type staged struct {
 	rangeSums []uint32 // of all blocks, as they were copied
 	first     []int    // of each block, in rangeSums
 	counted   int      // what the word is
-	over      bool     // it has failed: the word does not grow any more
 }
 
 // stageCursor is the start of the next batch of a staged load.
@@ -37,11 +36,18 @@ func (th *thread) loadStaged(t *task) {
 		status = th.await(t)
 	}
 	if status == pool.OK {
-		status = th.copyStages(t, l)
+		var c stageCursor
+		l.skip(&c)
+		status = th.batches(t, batchOps{ // which wait for no use of the stages before: each byte has its own place
+			more:   func() bool { return c.stage < l.count },
+			launch: func(lane *ticket) pool.Status { return th.launchStage(t, l, &c, lane) },
+			finish: func(t *task, f *flight, before pool.Status) pool.Status { return th.finishStage(t, l, f, before) },
+		})
 	}
 	if status == pool.OK && th.check(l.flight) {
 		for len(l.samples) > 0 {
-			th.compare(t, l.flight, th.sums(l.flight), true)
+			th.sums(l.flight)
+			th.compare(t, l.flight, true)
 		}
 	}
 	if status != pool.OK {
@@ -84,40 +90,6 @@ func (th *thread) pinAll(t *task, l *staged) pool.Status {
 
 func (l *staged) ranges(i int) []stagedRange { return l.held[l.where[i].held][l.where[i].group].ranges }
 
-// copyStages copies all stages. As in batches, the next copies begin while the oldest is in flight;
-// they wait for no use of the stages before, since each byte has its own place in the engine.
-func (th *thread) copyStages(t *task, l *staged) pool.Status {
-	var c stageCursor
-	l.skip(&c)
-	for c.stage < l.count || len(th.begun) > 0 {
-		more := c.stage < l.count
-		lane, ok := (*ticket)(nil), false
-		if more {
-			lane, ok = th.nextLane(t)
-		}
-		status := pool.OK
-		switch {
-		case ok:
-			th.launchStage(t, l, &c, lane)
-		case len(th.begun) > 0:
-			status = th.finishStage(t, l)
-		default:
-			status = Cancelled // cancelled while it waited for a lane
-		}
-		if status == pool.OK && th.ended(t) && more {
-			status = Cancelled
-		}
-		if status != pool.OK {
-			l.over = true
-			for len(th.begun) > 0 {
-				_ = th.finishStage(t, l)
-			}
-			return status
-		}
-	}
-	return pool.OK
-}
-
 // skip moves the cursor to the next range, past what has none.
 func (l *staged) skip(c *stageCursor) {
 	for c.stage < l.count {
@@ -140,7 +112,7 @@ func (l *staged) stage(c *stageCursor) []int {
 
 // launchStage begins the copy of the next ranges of one stage: at least one, and else at most
 // Limits.BatchBytes and maxBatchRuns.
-func (th *thread) launchStage(t *task, l *staged, c *stageCursor, lane *ticket) {
+func (th *thread) launchStage(t *task, l *staged, c *stageCursor, lane *ticket) pool.Status {
 	f := th.spare()
 	f.lane, f.copy.Dir = lane, cudaipc.Scatter
 	room := th.w.cfg.Limits.BatchBytes
@@ -159,15 +131,14 @@ func (th *thread) launchStage(t *task, l *staged, c *stageCursor, lane *ticket) 
 	}
 	f.landed = c.stage
 	th.begin(t, f, pace.Urgent, 0)
+	return pool.OK
 }
 
-// finishStage waits for the oldest copy, keeps its sums, and counts the stages that it completes.
-func (th *thread) finishStage(t *task, l *staged) pool.Status {
-	f := th.begun[0]
-	th.begun = append(th.begun[:0], th.begun[1:]...)
-	defer th.recycle(f)
+// finishStage waits for a copy, keeps its sums, and counts the stages that it completes, unless one
+// before it has failed.
+func (th *thread) finishStage(t *task, l *staged, f *flight, before pool.Status) pool.Status {
 	bad := th.copied(t, f)
-	result := pool.OK
+	result := before
 	for i, block := range f.number {
 		switch {
 		case bad != nil && bad[i]:
@@ -179,7 +150,7 @@ func (th *thread) finishStage(t *task, l *staged) pool.Status {
 			result = Cancelled
 		}
 	}
-	if result != pool.OK || l.over || f.landed == l.counted {
+	if result != pool.OK || f.landed == l.counted {
 		return result
 	}
 	l.counted = f.landed
@@ -298,27 +269,12 @@ type Staged struct {
 	Word uint64
 }
 
-func (s *Staged) check(w *Worker, job *Job) error {
-	switch {
-	case job.Kind != Load:
-		return fmt.Errorf("staged: a save, allowed: a load: %w", ErrInvalid)
-	case s.Word%8 != 0:
-		return fmt.Errorf("staged: word at %d, no multiple of 8: %w", s.Word, ErrInvalid)
-	case len(s.held) != len(w.held):
-		return fmt.Errorf("staged: stages of %d shards, not %d: %w", len(s.held), len(w.held), ErrInvalid)
-	}
+// check refuses a load of too many ranges. That the stages are the worker's is the caller's care.
+func (s *Staged) check(job *Job) error {
 	ranges := 0
-	for h := range w.held {
+	for _, groups := range s.held {
 		for i := range job.Sections {
-			g := int(job.Sections[i].Group)
-			if g >= len(s.held[h]) {
-				return fmt.Errorf("staged: no stages of group %d: %w", g, ErrInvalid)
-			}
-			if r := s.held[h][g].ranges; len(r) == 0 || r[len(r)-1].end() != int64(w.held[h].plans[g].bytes) {
-				return fmt.Errorf("staged: group %d of shard %d: not the worker's segments: %w", g, w.held[h].shard,
-					ErrInvalid)
-			}
-			ranges += len(s.held[h][g].ranges) * len(job.Sections[i].Blocks)
+			ranges += len(groups[job.Sections[i].Group].ranges) * len(job.Sections[i].Blocks)
 		}
 	}
 	if ranges > maxStagedRanges {
@@ -326,6 +282,3 @@ func (s *Staged) check(w *Worker, job *Job) error {
 	}
 	return nil
 }
-
-// end returns the offset of the first byte after the range in a slot.
-func (r *stagedRange) end() int64 { return r.off + int64(r.bytes) }

@@ -24,19 +24,10 @@ type State struct{ Save, Load ThreadState }
 
 // ThreadState is the state of one thread.
 type ThreadState struct {
-	Job    uint64 // the current job, unless Phase is Idle
-	Phase  Phase
-	Age    time.Duration // since the phase began
-	Queue  int           // jobs waiting after it
-	Counts Counts
-}
-
-// Counts since Start.
-type Counts struct {
-	Jobs    uint64
-	Bytes   uint64
-	Refused uint64          // jobs refused because the queue was full
-	Blocks  [Off + 1]uint64 // blocks by status
+	Job   uint64 // the current job, unless Phase is Idle
+	Phase Phase
+	Age   time.Duration // since the phase began
+	Queue int           // jobs waiting after it
 }
 
 // State returns a consistent snapshot.
@@ -47,7 +38,7 @@ func (w *Worker) State() State {
 }
 
 func (th *thread) stateLocked() ThreadState {
-	s := ThreadState{Phase: th.phase, Age: time.Since(th.since), Queue: len(th.queue), Counts: th.counts}
+	s := ThreadState{Phase: th.phase, Age: time.Since(th.since), Queue: len(th.queue)}
 	if th.job != nil {
 		s.Job = th.job.job.ID
 	}

@@ -2,8 +2,9 @@ package transfer
 
 import (
 	"fmt"
-	"github.com/kvagent/kvagent/pool"
 	"time"
+
+	"github.com/kvagent/kvagent/pool"
 )
 
 // doneWait is the longest wait for a copy before the thread sweeps its queue.
@@ -35,7 +36,6 @@ type thread struct {
 	job    *task // nil: idle
 	phase  Phase
 	since  time.Time // of the phase
-	counts Counts
 
 	// The thread's own: reused from batch to batch.
 	parts  []part
@@ -43,7 +43,6 @@ type thread struct {
 	begun  []*flight // batches in flight, oldest first
 	spares []*flight // for reuse
 	picker *picker
-	summed []summed
 }
 
 func (th *thread) signal() {
@@ -120,12 +119,6 @@ func (th *thread) complete(t *task) {
 	t.join()
 	w.mu.Lock()
 	delete(w.mu.jobs, t.job.ID)
-	c := &th.counts
-	c.Jobs++
-	c.Bytes += uint64(t.bytes)
-	for _, s := range t.status {
-		c.Blocks[min(s, Off)]++
-	}
 	if th.job == t {
 		th.enterLocked(Completing)
 	}
@@ -223,7 +216,6 @@ func (w *Worker) Submit(job Job) error {
 	}
 	th := w.mu.threads[job.Kind]
 	if n := len(th.queue); n >= w.cfg.Limits.Queue || (n > 0 && th.blocks+blocks > w.cfg.Limits.QueueBlocks) {
-		th.counts.Refused++
 		return ErrBusy
 	}
 	status := make([]pool.Status, blocks)

@@ -3,6 +3,7 @@ package transfer
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,7 +29,6 @@ type Worker struct {
 		closed  bool
 		jobs    map[uint64]*task // submitted and not completed
 		threads [2]*thread       // by Kind; their queues and states are under this mutex
-		seen    []uint64         // scratch of checkJob: a bit for each block of a group, all clear
 	}
 }
 
@@ -41,12 +41,10 @@ func Start(cfg Config) (*Worker, error) {
 		cfg.Lanes = NewLanes(2, cfg.Limits.SaveAge, nil)
 	}
 	w := &Worker{cfg: cfg, stop: make(chan struct{})}
-	most, err := w.plan()
-	if err != nil {
+	if err := w.plan(); err != nil {
 		return nil, err
 	}
 	w.mu.jobs = map[uint64]*task{}
-	w.mu.seen = make([]uint64, (uint64(most)+63)/64)
 	for _, kind := range []Kind{Save, Load} {
 		th := &thread{
 			w: w, kind: kind, wake: make(chan struct{}, 1), phase: Idle, since: time.Now(),
@@ -65,8 +63,8 @@ type held struct {
 	pieces [][]cudaipc.Piece // of each group
 }
 
-// plan checks the layouts of all shards, and returns the most blocks of a group.
-func (w *Worker) plan() (most uint32, err error) {
+// plan checks the layouts of all shards, which have the same number of blocks.
+func (w *Worker) plan() error {
 	groups := w.cfg.Spec.Groups
 	w.bytes, w.runs = make([]int64, len(groups)), make([]int, len(groups))
 	for _, s := range w.cfg.Held {
@@ -75,20 +73,15 @@ func (w *Worker) plan() (most uint32, err error) {
 			g := &s.Layout.Groups[i]
 			p, err := makePlan(g, groups[i].ShardBytes[s.Shard])
 			if err != nil {
-				return 0, fmt.Errorf("groups[%d].%w", i, err)
-			}
-			if len(w.held) > 0 && p.blocks != w.held[0].plans[i].blocks {
-				return 0, fmt.Errorf("groups[%d]: %d blocks of shard %d, %d of shard %d: %w", i, p.blocks, s.Shard,
-					w.held[0].plans[i].blocks, w.held[0].shard, ErrInvalid)
+				return fmt.Errorf("groups[%d].%w", i, err)
 			}
 			h.plans, h.pieces = append(h.plans, p), append(h.pieces, piecesOf(g))
 			w.bytes[i] += int64(p.bytes)
 			w.runs[i] += len(p.segments)
-			most = max(most, p.blocks)
 		}
 		w.held = append(w.held, h)
 	}
-	return most, nil
+	return nil
 }
 
 // Close cancels all jobs and returns when each has been completed and both threads have ended. It
@@ -116,12 +109,12 @@ func (w *Worker) checkJobLocked(job *Job) (blocks int, err error) {
 		blocks += len(job.Sections[i].Blocks)
 	}
 	if job.Staged != nil {
-		if err := job.Staged.check(w, job); err != nil {
+		if err := job.Staged.check(job); err != nil {
 			return 0, err
 		}
 	}
 	if job.Kind == Load {
-		err = w.checkTwiceLocked(job.Sections)
+		err = checkTwice(job.Sections, blocks)
 	}
 	return blocks, err
 }
@@ -139,33 +132,19 @@ func (w *Worker) checkSection(s *Section) error {
 	return nil
 }
 
-// checkTwiceLocked refuses a load that names one block twice.
-func (w *Worker) checkTwiceLocked(sections []Section) (err error) {
-	for group := range w.bytes {
-		for i := range sections {
-			if int(sections[i].Group) != group {
-				continue
-			}
-			for j, b := range sections[i].Blocks {
-				word, bit := &w.mu.seen[b/64], uint64(1)<<(b%64)
-				if *word&bit != 0 && err == nil {
-					err = fmt.Errorf("sections[%d].blocks[%d]: %d is there twice: %w", i, j, b, ErrInvalid)
-				}
-				*word |= bit
-			}
-		}
-		w.forgetLocked(sections, group)
-	}
-	return err
-}
-
-func (w *Worker) forgetLocked(sections []Section, group int) {
+// checkTwice refuses a load that names one block twice.
+func checkTwice(sections []Section, blocks int) error {
+	all := make([]uint64, 0, blocks)
 	for i := range sections {
-		if int(sections[i].Group) != group {
-			continue
-		}
 		for _, b := range sections[i].Blocks {
-			w.mu.seen[b/64] = 0
+			all = append(all, uint64(sections[i].Group)<<32|uint64(b))
 		}
 	}
+	slices.Sort(all)
+	for i := 1; i < len(all); i++ {
+		if all[i] == all[i-1] {
+			return fmt.Errorf("group %d: block %d is there twice: %w", all[i]>>32, uint32(all[i]), ErrInvalid)
+		}
+	}
+	return nil
 }

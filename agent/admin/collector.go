@@ -159,8 +159,8 @@ var families = map[string]string{
 	"lookups_total":       "Look-ups by the status of their answer.",
 	"lookup_hits_total":   "Look-ups answered with more than 0 tokens.",
 	"lookup_tokens_total": "Prompt tokens of all look-ups: asked for, and found (the engine's own included).",
-	"lookup_faults_total": "Look-ups that were malformed, by reason, or whose handler panicked; answers that could " +
-		"not be sent; connections that were closed: not ZMTP, beyond a limit, stalled, or too many.",
+	"lookup_faults_total": "Look-ups that were malformed; answers that could not be sent; connections that were " +
+		"closed: not ZMTP, beyond a limit, stalled, or too many.",
 
 	"leases":           "Leases that are open.",
 	"lease_bytes":      "Bytes pinned by leases.",

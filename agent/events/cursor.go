@@ -1,8 +1,7 @@
 package events
 
 import (
-	"bytes"
-	"sort"
+	"slices"
 
 	"github.com/kvagent/kvagent/ipc"
 )
@@ -13,12 +12,11 @@ const (
 	runBytes      = 128       // at least what a run has besides tokens and extra
 )
 
-// cursor is where a subscriber is in one ledger. It was told of the live blocks up to the place
-// told, and of the changes before seen, so it is to be told of later changes of the former: the
-// blocks that it knows form whole chains from their roots.
+// cursor is where a subscriber is in one ledger: it is to be told of the changes from seen on, and
+// of the blocks from next on.
 type cursor struct {
-	told uint64 // 0: of none
 	seen uint64
+	next uint32
 }
 
 // room is how much may still be told.
@@ -32,53 +30,77 @@ type event struct {
 	stored bool
 }
 
-// missed reports whether the log lacks changes that the cursor is to be told.
-func (l *ledger) missed(c *cursor) bool { return c.told > 0 && c.seen < l.first }
-
-// take adds what a subscriber is to be told next, and reports whether that is all. A block is told
-// stored after those before it in its chain, and removed after those that follow it.
-func (l *ledger) take(c *cursor, r *room, out []event) (_ []event, all bool) {
-	if c.told == 0 {
-		c.seen = l.end()
-	}
+// take adds what the subscriber with a bit is to be told next, and reports whether that is all.
+func (l *ledger) take(bit uint64, c *cursor, r *room, out []event) (_ []event, all bool) {
 	for ; c.seen < l.end(); c.seen++ {
-		one := l.log[c.seen-l.first]
-		if one.since > c.told {
-			continue
-		}
-		if !r.take(l.size(one.n)) {
+		if out, all = l.tell(l.log[c.seen-l.first], bit, r, out); !all {
 			return out, false
 		}
-		out = append(out, event{l, one.n, one.medium, one.stored})
 	}
-	at := sort.Search(len(l.live), func(i int) bool { return l.live[i].since > c.told })
-	for _, p := range l.live[at:] {
-		if l.has(p) {
-			if !r.take(media * l.size(p.n)) {
-				return out, false
-			}
-			for m := range uint8(media) {
-				if l.at(p.n).held&(1<<m) != 0 {
-					out = append(out, event{l, p.n, m, true})
-				}
-			}
+	for ; c.next < l.high; c.next++ {
+		if out, all = l.tell(c.next, bit, r, out); !all {
+			return out, false
 		}
-		c.told = p.since
 	}
 	return out, true
 }
 
-// size returns at most how many bytes of a message tell of a block.
-func (l *ledger) size(n uint32) int { return l.stride + runBytes + len(l.extras[n]) }
-
-// take takes the room of a block, if there is some. The bytes may be exceeded once.
-func (r *room) take(bytes int) bool {
-	if r.blocks <= 0 || r.bytes <= 0 {
-		return false
+// tell adds how a block is now, if the subscriber was told something else, after those before it
+// that it was not told of. It returns false if there is no room. One that has gone before those
+// after it were told to have is again in the log after them.
+func (l *ledger) tell(n uint32, bit uint64, r *room, out []event) (_ []event, all bool) {
+	path := append(l.tree[:0], n)
+	if b := l.at(n); b.live {
+		for b.parent != 0 && l.at(b.parent).toldTo(bit) == 0 {
+			path = append(path, b.parent)
+			b = l.at(b.parent)
+		}
 	}
-	r.blocks--
-	r.bytes -= bytes
-	return true
+	l.tree = path
+	for _, n := range slices.Backward(path) {
+		b := l.at(n)
+		now, before := held(0), b.toldTo(bit)
+		if b.live {
+			now = b.held
+		}
+		if now == before || now == 0 && l.isBefore(b, bit) {
+			continue
+		}
+		if r.blocks <= 0 || r.bytes <= 0 { // the bytes may be exceeded once
+			return out, false
+		}
+		r.blocks--
+		r.bytes -= media * (l.stride + runBytes + len(l.extras[n]))
+		for _, stored := range []bool{true, false} { // what moves is stored first
+			for m := range uint8(media) {
+				if is := now&(1<<m) != 0; is == stored && (now^before)&(1<<m) != 0 {
+					b.told[m] ^= bit
+					out = append(out, event{l, n, m, stored})
+				}
+			}
+		}
+	}
+	return out, true
+}
+
+// isBefore reports whether the subscriber knows a block right after this one.
+func (l *ledger) isBefore(b *block, bit uint64) bool {
+	for child := b.child; child != 0; child = l.at(child).next {
+		if l.at(child).toldTo(bit) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// toldTo returns the media in which the subscriber was told the block is.
+func (b *block) toldTo(bit uint64) (in held) {
+	for m := range b.told {
+		if b.told[m]&bit != 0 {
+			in |= 1 << m
+		}
+	}
+	return in
 }
 
 // run is events of one kind and medium: stored blocks of a chain, or any removed ones.
@@ -117,13 +139,11 @@ func (r *run) takes(e event) bool {
 		len(r.blocks)*e.l.stride < maxRunBytes
 }
 
-// wireMedium returns a medium as messages name it.
-func (e event) wireMedium() uint8 { return e.medium + ipc.MediumMemory }
-
 // message returns a run in the form in which it is sent.
 func (r *run) message() ipc.EventRun {
 	m := ipc.EventRun{
-		Kind: ipc.EventRemoved, Medium: r.wireMedium(), Group: r.l.group, HashLen: uint8(len(r.l.hash(r.n))),
+		Kind: ipc.EventRemoved, Medium: r.medium + ipc.MediumMemory, Group: r.l.group,
+		HashLen: uint8(len(r.l.hash(r.n))),
 	}
 	for _, n := range r.blocks {
 		m.Hashes = append(m.Hashes, r.l.hash(n)...)
@@ -132,7 +152,10 @@ func (r *run) message() ipc.EventRun {
 		}
 	}
 	if r.stored {
-		m.Kind, m.Parent, m.Extra = ipc.EventStored, bytes.Clone(r.l.parent(r.n)), []byte(r.l.extras[r.n])
+		m.Kind, m.Extra = ipc.EventStored, []byte(r.l.extras[r.n])
+		if p := r.l.at(r.n).parent; p != 0 {
+			m.Parent = slices.Clone(r.l.hash(p))
+		}
 	}
 	return m
 }

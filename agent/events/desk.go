@@ -4,8 +4,9 @@
 //
 // The pool only notes the names of entries that came or went. The desk looks up what has become of
 // them, so a note that is late, repeated or lost costs a look-up and never a wrong event. A ledger
-// keeps the tokens, the order in which blocks came to be told, and a bounded log of what has
-// changed since. A subscriber is a cursor in both, so a slow one needs no queue of events.
+// keeps the tokens, which subscriber was told of which blocks, and a bounded log of what has
+// changed. A subscriber is a cursor in the log and, at first, in the blocks: it is told where what
+// it knows differs from what is so, so a slow one needs no queue of events.
 package events
 
 import (
@@ -20,8 +21,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Desk tells the sessions of all spaces. All methods may run
-// concurrently.
+// Desk tells the sessions of all spaces. All methods may run concurrently.
 type Desk struct {
 	memory  Memory
 	media   [media]pool.Journal // memory, and the storage below it or nil
@@ -50,7 +50,11 @@ func New(memory Memory, storage pool.Journal, path string, log *zap.Logger) *Des
 		memory: memory, media: [media]pool.Journal{memory, storage}, stop: make(chan struct{}),
 		spaces: map[pool.SpaceID]*space{},
 	}
-	if d.keeper = newKeeper(d, path, log); d.keeper != nil {
+	if path != "" {
+		d.keeper = &keeper{
+			desk: d, path: path, log: log, wake: make(chan struct{}, 1), files: map[*space]*tokenFile{},
+			forgotten: map[string]bool{},
+		}
 		d.stopped.Go(d.keeper.work)
 	}
 	d.stopped.Go(d.work)
@@ -101,7 +105,10 @@ func (d *Desk) Leave(session uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, sp := range d.spaces {
-		delete(sp.subs, session)
+		if sub := sp.subs[session]; sub != nil {
+			sp.begin(sub) // its bit is another one's next
+			delete(sp.subs, session)
+		}
 	}
 }
 
@@ -128,7 +135,7 @@ func (d *Desk) open(rules *lookup.Space) *space {
 
 // check notices that a space was reset, or closed: it is dropped then, and never opens again.
 func (d *Desk) check(sp *space) (open bool) {
-	if open = d.isOpen(sp); open {
+	if d.memory.Holds(sp.id, 0, pool.Hashes{Len: 1}, nil) {
 		sp.follow()
 		return true
 	}
@@ -136,8 +143,6 @@ func (d *Desk) check(sp *space) (open bool) {
 	d.keeper.signal() // which lets go of it
 	return false
 }
-
-func (d *Desk) isOpen(sp *space) bool { return d.memory.Holds(sp.id, 0, pool.Hashes{Len: 1}, nil) }
 
 // work looks up what memory and storage note.
 func (d *Desk) work() {
@@ -155,45 +160,44 @@ func (d *Desk) work() {
 		case <-below:
 			m = 1
 		}
-		list, lost := d.media[m].Changes(lists[m][:0])
-		if lists[m] = list; lost {
+		var lost bool
+		if lists[m], lost = d.media[m].Changes(lists[m][:0]); lost {
 			d.compareAll()
-			continue
-		}
-		for rest := list; len(rest) > 0; {
-			n := 1
-			for n < len(rest) && rest[n].Space == rest[0].Space {
-				n++
-			}
-			d.mu.Lock()
-			if sp := d.spaces[rest[0].Space]; sp != nil {
-				sp.changed(rest[:n])
-			}
-			d.mu.Unlock()
-			rest = rest[n:]
+		} else {
+			d.changed(lists[m])
 		}
 	}
 }
 
-// compareAll compares all spaces with memory: any block may have come or gone.
+// changed looks up blocks that a medium noted.
+func (d *Desk) changed(list []pool.Change) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range list {
+		if sp := d.spaces[list[i].Space]; sp != nil {
+			sp.ask(list[i].Group, &list[i].Hash)
+		}
+	}
+	for _, sp := range d.spaces {
+		for _, l := range sp.ledgers {
+			sp.lookUp(l)
+		}
+	}
+}
+
+// compareAll looks up all blocks of all spaces, a part at a time, so that others wait for the lock
+// only as long: any block may have come or gone.
 func (d *Desk) compareAll() {
 	d.mu.Lock()
 	spaces := slices.Collect(maps.Values(d.spaces))
-	spaces = slices.DeleteFunc(spaces, func(sp *space) bool { return !d.check(sp) })
 	d.mu.Unlock()
 	for _, sp := range spaces {
-		d.compare(sp)
-	}
-}
-
-// compare looks up all blocks of a space, a part at a time, so that others wait for the lock only
-// as long.
-func (d *Desk) compare(sp *space) {
-	for i := range sp.ledgers {
-		for next := uint32(1); next != 0; {
-			d.mu.Lock()
-			next = sp.comparePart(sp.ledgers[i], next)
-			d.mu.Unlock()
+		for i := range sp.ledgers {
+			for from, more := uint32(1), true; more; from += compareStride {
+				d.mu.Lock()
+				more = d.check(sp) && sp.comparePart(sp.ledgers[i], from)
+				d.mu.Unlock()
+			}
 		}
 	}
 }
@@ -214,12 +218,10 @@ type Report struct {
 	Spaces      int `json:"spaces"`   // with events
 	Subscribers int `json:"sessions"` // that are told
 	Blocks      int `json:"blocks"`   // whose tokens, or whose followers' tokens, are kept
-	// Of them, those that subscribers are told are stored: in memory, and in the storage below it.
-	Told    [media]int `json:"blocks_told"`
-	Bytes   int64      `json:"bytes" metric:"events_bytes"`
-	Refused uint64     `json:"blocks_refused" metric:"events_blocks_refused_total"` // tokens were not taken
-	Gaps    uint64     `json:"gaps" metric:"events_gaps_total"`                     // a subscriber was too far behind
 
+	Bytes      int64  `json:"bytes" metric:"events_bytes"`
+	Refused    uint64 `json:"blocks_refused" metric:"events_blocks_refused_total"` // tokens were not taken
+	Gaps       uint64 `json:"gaps" metric:"events_gaps_total"`                     // a subscriber was too far behind
 	FileErrors uint64 `json:"file_errors" metric:"events_file_errors_total"`
 }
 
@@ -233,12 +235,10 @@ func (d *Desk) Report() (r Report) {
 	}
 	for _, sp := range d.spaces {
 		r.Subscribers += len(sp.subs)
+		r.Bytes += int64(sp.unkeptBytes)
 		for _, l := range sp.ledgers {
 			r.Blocks += len(l.index)
 			r.Bytes += l.bytes()
-			for m, blocks := range l.told {
-				r.Told[m] += blocks
-			}
 		}
 	}
 	return r

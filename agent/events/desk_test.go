@@ -147,7 +147,8 @@ func BenchmarkLearn(b *testing.B) {
 			if i%64 == 0 {
 				parent = nil
 			}
-			l.set(l.add(h[:], parent, tokens, nil), 1)
+			number, _ := l.add(h[:], parent, tokens, nil)
+			l.set(number, 1)
 			parent = h[:]
 		}
 		b.ReportMetric(float64(l.bytes())/n, "counted-bytes/block")

@@ -50,7 +50,7 @@ func (v *view) receive(msg any) {
 		parent := string(r.Parent)
 		for i := range len(r.Hashes) / int(r.HashLen) {
 			h := string(r.Hashes[i*int(r.HashLen) : (i+1)*int(r.HashLen)])
-			blocks[fmt.Sprint(r.Kind, h)] = true
+			blocks[h] = true
 			medium := held(1) << (r.Medium - ipc.MediumMemory)
 			stored := v.in[h]&medium != 0
 			if r.Kind == ipc.EventRemoved {
@@ -271,12 +271,12 @@ func (w *world) pump() {
 	if w.notes, lost = w.pool.Changes(w.notes); lost {
 		w.space.desk.compareAll()
 	} else {
-		w.space.changed(w.notes)
+		w.space.desk.changed(w.notes)
 	}
 	if w.disk.notes, lost = w.disk.Changes(nil); lost {
 		w.space.desk.compareAll()
 	} else {
-		w.space.changed(w.disk.notes)
+		w.space.desk.changed(w.disk.notes)
 	}
 	w.disk.notes = nil
 }
@@ -432,10 +432,10 @@ func TestViewsWithLittleRoom(t *testing.T) {
 				one := w.space.ledgers[0]
 				w.check(func(h []byte) bool {
 					n := one.get(h)
-					return n != 0 && one.at(n).is(flagKnown)
+					return n != 0 && one.at(n).known
 				})
-				if len(one.index) > l.blocks || len(one.log) > l.log || len(one.idle) > l.blocks {
-					t.Fatalf("%d blocks, log of %d, %d idle", len(one.index), len(one.log), len(one.idle))
+				if len(one.index) > l.blocks || len(one.log) > l.log {
+					t.Fatalf("%d blocks, log of %d", len(one.index), len(one.log))
 				}
 			}
 			if _, err := w.pool.ResetSpace(w.id); err != nil {

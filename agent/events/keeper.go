@@ -26,30 +26,27 @@ import (
 const (
 	minRewrite = 16 << 20    // bytes: a smaller file is not made anew to save room
 	maxUnused  = 512 << 20   // bytes of files of spaces that are not open; the oldest are removed
-	maxFiles   = 1 << 10     // of such files
 	failedRest = time.Minute // after a failure
 )
 
-// keeper keeps the tokens of held blocks in a file for each space, for the next process: its blocks
-// may outlive this one. A nil keeper keeps nothing.
+// keeper keeps the tokens of blocks in a file for each space, for the next process: its blocks may
+// outlive this one. A nil keeper keeps nothing.
 type keeper struct {
-	desk   *Desk
-	path   string // of the folder
-	log    *zap.Logger
-	wake   chan struct{} // cap 1
-	errors atomic.Uint64
-
+	desk      *Desk
+	path      string // of the folder
+	log       *zap.Logger
+	wake      chan struct{} // cap 1
+	errors    atomic.Uint64
 	forgotten map[string]bool // files of spaces that were reset; the desk's lock guards it
 
 	// The following is the goroutine's.
-	folder  *os.Root // nil: not opened
-	files   map[*space]*tokenFile
-	resting <-chan time.Time // nil: what failed may be tried again
+	folder *os.Root // nil: not opened
+	files  map[*space]*tokenFile
 }
 
-// tokenFile is a log of BLOCK_TOKENS as on the wire, each after its length and
-// CRC-32C as u32 LE. A reader stops at the first one that is not whole: the process was killed
-// while it wrote it. Nothing depends on their order, and a block may be in several.
+// tokenFile is a log of BLOCK_TOKENS as on the wire, each after its length and CRC-32C as u32 LE. A
+// reader stops at the first one that is not whole: the process was killed while it wrote it.
+// Nothing depends on their order, and a block may be in several.
 type tokenFile struct {
 	file        *os.File
 	size, limit int64 // a larger file is made anew
@@ -61,16 +58,6 @@ const (
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func newKeeper(d *Desk, path string, log *zap.Logger) *keeper {
-	if path == "" {
-		return nil
-	}
-	return &keeper{
-		desk: d, path: path, log: log, wake: make(chan struct{}, 1), files: map[*space]*tokenFile{},
-		forgotten: map[string]bool{},
-	}
-}
 
 // nameOf returns the name of a space's file.
 func nameOf(fp pool.Fingerprint) string { return hex.EncodeToString(fp[:]) }
@@ -85,24 +72,30 @@ func (k *keeper) signal() {
 	}
 }
 
-// work serves the files until the desk ends.
+// work serves the files until the desk ends. After a failure it rests, and makes all files anew:
+// what they lack is not remembered.
 func (k *keeper) work() {
 	for ends := false; !ends; {
 		select {
 		case <-k.desk.stop:
-			ends, k.resting = true, nil
+			ends = true
 		case <-k.wake:
-		case <-k.resting:
-			k.resting = nil
 		}
-		if k.resting != nil {
+		err := k.turn()
+		if err == nil {
 			continue
 		}
-		if err := k.turn(); err != nil {
-			k.errors.Add(1)
-			k.log.Warn("the files of KV events' tokens", zap.String("folder", k.path), zap.Error(err))
-			k.resting = time.After(failedRest)
-			k.desk.renew()
+		k.errors.Add(1)
+		k.log.Warn("the files of KV events' tokens", zap.String("folder", k.path), zap.Error(err))
+		k.desk.mu.Lock()
+		for _, sp := range k.desk.spaces {
+			sp.renew()
+		}
+		k.desk.mu.Unlock()
+		select {
+		case <-k.desk.stop:
+		case <-time.After(failedRest):
+			k.signal()
 		}
 	}
 	for _, f := range k.files {
@@ -113,46 +106,31 @@ func (k *keeper) work() {
 	}
 }
 
-// renew has all files made anew: after a failure, what they lack is not remembered.
-func (d *Desk) renew() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, sp := range d.spaces {
-		sp.anew = true
-		for _, l := range sp.ledgers {
-			l.unkept = nil
-		}
-	}
-}
-
 // turn brings the files up to date.
 func (k *keeper) turn() (err error) {
-	d := k.desk
-	d.mu.Lock()
-	spaces, forgotten := maps.Clone(d.spaces), len(k.forgotten) > 0
-	d.mu.Unlock()
+	k.desk.mu.Lock()
+	spaces, remove := maps.Clone(k.desk.spaces), len(k.forgotten) > 0
+	k.desk.mu.Unlock()
 	if err = k.openFolder(len(spaces) > 0); err != nil {
 		if len(spaces) == 0 && errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		return err
 	}
+	for _, sp := range spaces {
+		if k.files[sp] == nil {
+			remove = true // to make room for its file
+			err = errors.Join(err, k.load(sp))
+		}
+	}
 	for sp, f := range k.files {
+		err = errors.Join(err, k.keep(sp, f))
 		if spaces[sp.id] != sp { // it was closed, which its blocks may outlive
-			err = errors.Join(err, k.keep(sp, f), f.file.Close())
+			err = errors.Join(err, f.file.Close())
 			delete(k.files, sp)
 		}
 	}
-	for _, sp := range spaces {
-		if k.files[sp] == nil {
-			forgotten = true // to make room for its file
-			err = errors.Join(err, k.load(sp))
-		}
-		if f := k.files[sp]; f != nil {
-			err = errors.Join(err, k.keep(sp, f))
-		}
-	}
-	if forgotten {
+	if remove {
 		err = errors.Join(err, k.removeUnused())
 	}
 	return err
@@ -176,30 +154,30 @@ func (k *keeper) load(sp *space) error {
 	return nil
 }
 
-// keep writes what is to be kept of a space, all of it when the file is made anew.
+// keep writes what is to be kept of a space, all that is known when the file is made anew.
 func (k *keeper) keep(sp *space, f *tokenFile) error {
 	k.desk.mu.Lock()
-	anew := sp.anew || f.size > f.limit
-	if sp.anew = false; anew {
-		for _, l := range sp.ledgers {
-			l.keepHeld()
-		}
-	}
+	anew, list := sp.anew || f.size > f.limit, sp.unkept
+	sp.anew, sp.unkept, sp.unkeptBytes = false, nil, 0
 	k.desk.mu.Unlock()
-	if anew {
-		return k.rewrite(sp, f)
+	if !anew {
+		return f.write(list)
 	}
-	return k.flush(sp, f)
-}
-
-func (k *keeper) rewrite(sp *space, f *tokenFile) error {
 	name := nameOf(sp.print)
 	file, err := k.folder.OpenFile(name+newSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	next := &tokenFile{file: file}
-	if err = k.flush(sp, next); err == nil {
+	for i := range sp.ledgers {
+		for from, more := uint32(1), true; more && err == nil; from += holdsStride {
+			k.desk.mu.Lock()
+			list, more = sp.ledgers[i].said(from)
+			k.desk.mu.Unlock()
+			err = next.write(list)
+		}
+	}
+	if err == nil {
 		err = file.Sync()
 	}
 	if err == nil {
@@ -208,49 +186,40 @@ func (k *keeper) rewrite(sp *space, f *tokenFile) error {
 	if err != nil {
 		return errors.Join(err, file.Close())
 	}
+	next.limit = max(minRewrite, 2*next.size)
 	err = f.file.Close()
-	f.file, f.size, f.limit = file, next.size, max(minRewrite, 2*next.size)
+	*f = *next
 	return err
 }
 
-// flush writes what is to be kept at the end of a file.
-func (k *keeper) flush(sp *space, f *tokenFile) error {
-	for {
-		k.desk.mu.Lock()
-		out, err := sp.takeUnkept()
-		k.desk.mu.Unlock()
-		if err != nil || len(out) == 0 {
-			return err
+// said returns the tokens of some blocks from a number on, and whether there are more.
+func (l *ledger) said(from uint32) (list []*ipc.BlockTokens, more bool) {
+	var known []event
+	for n := from; n < min(l.high, from+holdsStride); n++ {
+		if l.at(n).known {
+			known = append(known, event{l, n, 0, true})
 		}
-		if _, err := f.file.WriteAt(out, f.size); err != nil {
-			return err
-		}
-		f.size += int64(len(out))
 	}
+	for _, r := range runs(known) {
+		m := r.message()
+		list = append(list, &ipc.BlockTokens{
+			Group: m.Group, Parent: m.Parent, HashLen: m.HashLen, Hashes: m.Hashes, Tokens: m.Tokens, Extra: m.Extra,
+		})
+	}
+	return list, from+holdsStride < l.high
 }
 
-// takeUnkept returns records of some blocks that are to be kept.
-func (sp *space) takeUnkept() (out []byte, err error) {
-	for _, l := range sp.ledgers {
-		var list []event
-		some := min(len(l.unkept), holdsStride)
-		for _, n := range l.unkept[:some] {
-			if l.at(n).is(flagKnown) { // else it was forgotten
-				list = append(list, event{l, n, 0, true})
-			}
-		}
-		l.unkept = l.unkept[some:]
-		for _, r := range runs(list) {
-			m := r.message()
-			if out, err = appendRecord(out, &ipc.BlockTokens{
-				Group: m.Group, Parent: m.Parent, HashLen: m.HashLen, Hashes: m.Hashes, Tokens: m.Tokens,
-				Extra: m.Extra,
-			}); err != nil {
-				return nil, err
-			}
+// write adds records at the end of the file.
+func (f *tokenFile) write(list []*ipc.BlockTokens) (err error) {
+	var out []byte
+	for _, m := range list {
+		if out, err = appendRecord(out, m); err != nil {
+			return err
 		}
 	}
-	return out, nil
+	_, err = f.file.WriteAt(out, f.size)
+	f.size += int64(len(out))
+	return err
 }
 
 // appendRecord appends a record to dst.
@@ -266,33 +235,25 @@ func appendRecord(dst []byte, m *ipc.BlockTokens) ([]byte, error) {
 	return out, nil
 }
 
-// readRecords calls found with each record, which is valid during the call. It returns where the
-// last whole one ends.
+// readRecords calls found with each record, and returns where the last whole one ends.
 func readRecords(from io.Reader, found func(*ipc.BlockTokens)) (end int64, err error) {
 	in := bufio.NewReaderSize(from, 1<<20)
 	var head [recordHead]byte
-	var body []byte
 	for {
 		if _, err = io.ReadFull(in, head[:]); err != nil {
 			break
 		}
-		n := binary.LittleEndian.Uint32(head[:])
-		if n > ipc.MaxFrame {
-			return end, nil
-		}
-		body = slices.Grow(body[:0], int(n))[:n]
+		body := make([]byte, min(binary.LittleEndian.Uint32(head[:]), ipc.MaxFrame+1))
 		if _, err = io.ReadFull(in, body); err != nil {
 			break
 		}
-		if crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(head[4:]) {
-			return end, nil
+		m, bad := ipc.Decode(body)
+		said, is := m.(*ipc.BlockTokens)
+		if bad != nil || !is || crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(head[4:]) {
+			break
 		}
-		if m, err := ipc.Decode(body); err == nil {
-			if said, ok := m.(*ipc.BlockTokens); ok {
-				found(said)
-			}
-		}
-		end += int64(len(head)) + int64(n)
+		found(said)
+		end += int64(len(head) + len(body))
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = nil
@@ -301,7 +262,7 @@ func readRecords(from io.Reader, found func(*ipc.BlockTokens)) (end int64, err e
 }
 
 // removeUnused removes, of the files of spaces that are not open, those that are forgotten, and the
-// oldest while there are too many.
+// oldest while they have too many bytes.
 func (k *keeper) removeUnused() error {
 	used := map[string]bool{}
 	k.desk.mu.Lock()
@@ -323,9 +284,8 @@ func (k *keeper) removeUnused() error {
 	}
 	slices.SortFunc(files, func(a, b fs.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
 	bytes := int64(0)
-	for i, one := range files {
-		bytes += one.Size()
-		if i >= maxFiles || bytes > maxUnused || forgotten[one.Name()] {
+	for _, one := range files {
+		if bytes += one.Size(); bytes > maxUnused || forgotten[one.Name()] {
 			err = errors.Join(err, k.folder.Remove(one.Name()))
 		}
 	}

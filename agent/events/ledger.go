@@ -21,6 +21,7 @@ const (
 const (
 	chunkBlocks = 1 << 8
 	tokenBytes  = 4
+	trimSteps   = 2 * maxBlocks / maxIdle // blocks that trim looks at for each one that is looked up
 )
 
 // ledger has the blocks of one group of a space. A block's number names it; 0 is none.
@@ -37,16 +38,12 @@ type ledger struct {
 	extras     map[uint32]string // what else the events of a block have: salts, at the start of prompts
 	extraBytes int
 
-	live   []place    // of the blocks that are told, in the order in which they came to be; and of others
-	placed uint64     // number of the last place
-	told   [media]int // blocks that are told, by medium
-	log    []change   // of live blocks, the oldest first
-	first  uint64     // number of log[0]
+	log   []uint32 // blocks that came or went, the oldest first; one before those after it if they came
+	first uint64   // number of log[0]
+	lost  uint64   // subscribers that were told of a block that is forgotten
 
-	absent int      // blocks that are not held
-	idle   []uint32 // those that are before no other block, the oldest first; some are not any more
-
-	unkept []uint32 // held blocks that are to be written to the file of tokens
+	absent int    // blocks that are not held
+	hand   uint32 // where trim looks next
 
 	asked, tree []uint32 // scratch
 }
@@ -68,41 +65,16 @@ const media = 2
 // held has a bit for each medium that holds a block.
 type held uint8
 
-// block is what the ledger has of a block besides its tokens: 64 bytes.
+// block is what the ledger has of a block besides its tokens: 72 bytes.
 type block struct {
 	hash          pool.Hash
-	flags         uint8
+	known         bool // its tokens are known; else it is only the parent of one that is
+	live          bool // known and held, as are all blocks before it: it is told
 	held          held // when it was last looked up
 	parent, child uint32
-	next, prev    uint32 // siblings; child is the first one
-	// since is the number of the block's place in live. Of a block that is not live any more, it is
-	// the number of the change after its last one.
-	since uint64
+	next, prev    uint32        // siblings; child is the first one
+	told          [media]uint64 // a bit for each subscriber that was told that the medium holds it
 }
-
-const (
-	flagKnown = 1 << 0 // its tokens are known; else it is only the parent of one that is
-	flagLive  = 1 << 1 // known and held, as are all blocks before it: it is told, and in ledger.live
-	flagIdle  = 1 << 2 // in ledger.idle
-	flagKept  = 1 << 3 // in the file of tokens, or in ledger.unkept
-)
-
-// place is that of a block in live, as long as the block has its number.
-type place struct {
-	since uint64
-	n     uint32
-}
-
-// change is that a live block came to a medium besides another one, or left a medium. Subscribers
-// are told of it that were told of the block before: live blocks up to since were.
-type change struct {
-	since  uint64
-	n      uint32
-	medium uint8
-	stored bool
-}
-
-func (b *block) is(flags uint8) bool { return b.flags&flags == flags }
 
 func newLedger(group uint8, blockTokens uint32, l limits) *ledger {
 	stride := int(blockTokens) * tokenBytes
@@ -113,9 +85,6 @@ func newLedger(group uint8, blockTokens uint32, l limits) *ledger {
 	}
 }
 
-// anew returns the ledger as it was at first.
-func (l *ledger) anew() *ledger { return newLedger(l.group, uint32(l.stride/tokenBytes), l.limits) }
-
 // indexBytes is what the index takes for a block, measured.
 const indexBytes = 52
 
@@ -123,7 +92,7 @@ const indexBytes = 52
 func (l *ledger) bytes() int64 {
 	each := int64(unsafe.Sizeof(block{})) + int64(l.stride)
 	return int64(len(l.chunks))*chunkBlocks*each + int64(len(l.index))*indexBytes + int64(l.extraBytes) +
-		int64(cap(l.log)+cap(l.live))*int64(unsafe.Sizeof(change{})) + int64(cap(l.unkept)+cap(l.idle))*4
+		int64(cap(l.log))*4
 }
 
 func (l *ledger) at(n uint32) *block { return &l.chunks[n/chunkBlocks].blocks[n%chunkBlocks] }
@@ -138,28 +107,20 @@ func (l *ledger) hash(n uint32) []byte {
 	return h.Bytes[:h.Len]
 }
 
-// parent returns the hash before a block; nil: none.
-func (l *ledger) parent(n uint32) []byte {
-	if p := l.at(n).parent; p != 0 {
-		return l.hash(p)
-	}
-	return nil
-}
-
 // add records a block's tokens; an empty parent is the start of a prompt. It returns the block's
-// number, 0 if there is no room. What is known of a block does not change any more.
-func (l *ledger) add(hash, parent, tokens, extra []byte) (n uint32) {
-	if n = l.find(hash); n == 0 || l.at(n).is(flagKnown) {
-		return n
+// number, 0 if there is no room, and whether they are new: what is known does not change any more.
+func (l *ledger) add(hash, parent, tokens, extra []byte) (n uint32, fresh bool) {
+	if n = l.find(hash); n == 0 || l.at(n).known {
+		return n, false
 	}
 	if l.extraBytes+len(extra) > maxExtraBytes {
-		return 0
+		return 0, false
 	}
 	b := l.at(n)
 	if len(parent) > 0 {
 		p := l.find(parent)
 		if p == 0 || p == n {
-			return 0
+			return 0, false
 		}
 		before := l.at(p)
 		if b.parent, b.next = p, before.child; b.next != 0 {
@@ -167,14 +128,14 @@ func (l *ledger) add(hash, parent, tokens, extra []byte) (n uint32) {
 		}
 		before.child = n
 	}
-	b.flags |= flagKnown
+	b.known = true
 	if len(extra) > 0 {
 		l.extras[n] = string(extra)
 		l.extraBytes += len(extra)
 	}
 	copy(l.tokens(n), tokens)
 	l.raise(n)
-	return n
+	return n, true
 }
 
 // get returns the number of a block; 0: there is none.
@@ -206,14 +167,15 @@ func (l *ledger) find(hash []byte) uint32 {
 	*l.at(n) = block{hash: pool.MakeHash(hash)}
 	l.index[key] = n
 	l.absent++
-	l.rest(n)
 	return n
 }
 
 // forget frees a block that is not held, nor before another one.
 func (l *ledger) forget(n uint32) {
 	b := l.at(n)
-	l.cut(b.since)
+	for _, told := range b.told {
+		l.lost |= told
+	}
 	if b.parent != 0 {
 		if b.prev == 0 {
 			l.at(b.parent).child = b.next
@@ -223,7 +185,6 @@ func (l *ledger) forget(n uint32) {
 		if b.next != 0 {
 			l.at(b.next).prev = b.prev
 		}
-		l.rest(b.parent)
 	}
 	l.extraBytes -= len(l.extras[n])
 	delete(l.extras, n)
@@ -237,42 +198,33 @@ func (l *ledger) forget(n uint32) {
 func (l *ledger) set(n uint32, now held) {
 	b := l.at(n)
 	before := b.held
-	switch {
-	case before == now:
+	if b.held = now; before == now {
 		return
-	case before == 0:
-		l.absent--
+	}
+	switch {
 	case now == 0:
 		l.absent++
 		l.drop(n)
-	case b.is(flagLive):
-		l.change(n, now&^before, true)
-		l.change(n, before&^now, false)
+		return
+	case before == 0:
+		l.absent--
+	case b.live:
+		l.note(n)
 	}
-	b.held = now
 	l.raise(n)
-	l.rest(n)
 }
 
 // raise makes a block live, and those after it, as far as they are known, held, and after a live
-// one. The tokens of those that are known and held are to be kept.
+// one.
 func (l *ledger) raise(n uint32) {
 	tree := append(l.tree[:0], n)
 	for i := 0; i < len(tree); i++ {
-		n := tree[i]
-		b := l.at(n)
-		if b.is(flagLive) || !b.is(flagKnown) || b.held == 0 {
+		b := l.at(tree[i])
+		if b.live || !b.known || b.held == 0 || b.parent != 0 && !l.at(b.parent).live {
 			continue
 		}
-		l.keep(n)
-		if b.parent != 0 && !l.at(b.parent).is(flagLive) {
-			continue
-		}
-		l.placed++
-		b.flags |= flagLive
-		b.since = l.placed
-		l.live = append(l.live, place{l.placed, n})
-		l.count(b.held, 1)
+		b.live = true
+		l.note(tree[i])
 		for child := b.child; child != 0; child = l.at(child).next {
 			tree = append(tree, child)
 		}
@@ -280,112 +232,45 @@ func (l *ledger) raise(n uint32) {
 	l.tree = tree
 }
 
-// keep has a block's tokens written, if they are not in the file.
-func (l *ledger) keep(n uint32) {
-	if b := l.at(n); !b.is(flagKept) {
-		b.flags |= flagKept
-		l.unkept = append(l.unkept, n)
-	}
-}
-
-// keepHeld has the tokens of all known blocks written that are held, because the file is made anew.
-func (l *ledger) keepHeld() {
-	l.unkept = l.unkept[:0]
-	for n := uint32(1); n < l.high; n++ {
-		b := l.at(n)
-		if b.flags &^= flagKept; b.is(flagKnown) && b.held != 0 {
-			l.keep(n)
-		}
-	}
-}
-
 // drop makes a live block not live, after those after it.
 func (l *ledger) drop(n uint32) {
 	tree := append(l.tree[:0], n)
 	for i := 0; i < len(tree); i++ {
 		for child := l.at(tree[i]).child; child != 0; child = l.at(child).next {
-			if l.at(child).is(flagLive) {
+			if l.at(child).live {
 				tree = append(tree, child)
 			}
 		}
 	}
 	for _, n := range slices.Backward(tree) {
-		if b := l.at(n); b.is(flagLive) {
-			l.change(n, b.held, false)
-			b.flags &^= flagLive
-			b.since = l.end()
+		if b := l.at(n); b.live {
+			b.live = false
+			l.note(n)
 		}
 	}
 	l.tree = tree
 }
 
-// change logs that a live block came to some media or left them.
-func (l *ledger) change(n uint32, in held, stored bool) {
-	by := -1
-	if stored {
-		by = 1
+// note logs that something of a block has changed that is told.
+func (l *ledger) note(n uint32) {
+	if half := len(l.log) / 2; len(l.log) >= l.limits.log {
+		l.log, l.first = l.log[half:], l.first+uint64(half)
 	}
-	l.count(in, by)
-	for m := range uint8(media) {
-		if in&(1<<m) == 0 {
-			continue
-		}
-		if len(l.log) >= l.limits.log {
-			l.cut(l.first + uint64(len(l.log)/2))
-		}
-		l.log = append(l.log, change{since: l.at(n).since, n: n, medium: m, stored: stored})
-	}
-}
-
-// count adds a block to what is told in some media, or subtracts it.
-func (l *ledger) count(in held, by int) {
-	for m := range l.told {
-		if in&(1<<m) != 0 {
-			l.told[m] += by
-		}
-	}
+	l.log = append(l.log, n)
 }
 
 // end returns the number of the next change.
 func (l *ledger) end() uint64 { return l.first + uint64(len(l.log)) }
 
-// cut drops the changes before one from the log.
-func (l *ledger) cut(before uint64) {
-	if before > l.first {
-		l.log = l.log[before-l.first:]
-		l.first = before
-	}
-}
-
-func (b *block) isIdle() bool { return b.held == 0 && b.child == 0 }
-
-// rest queues a block that is idle.
-func (l *ledger) rest(n uint32) {
-	if b := l.at(n); b.isIdle() && !b.is(flagIdle) {
-		b.flags |= flagIdle
-		l.idle = append(l.idle, n)
-	}
-}
-
-// trim forgets the oldest idle blocks while too many are not held, and drops places of blocks that
-// are not live when they are many.
-func (l *ledger) trim() {
-	for l.absent > l.limits.idle && len(l.idle) > 0 {
-		n := l.idle[0]
-		l.idle = l.idle[1:]
-		if b := l.at(n); b.isIdle() {
-			l.forget(n)
-		} else {
-			b.flags &^= flagIdle
+// trim forgets blocks while too many are not held, of which it looks for some: about the oldest
+// first, because new ones take the numbers that the hand has just passed.
+func (l *ledger) trim(looked int) {
+	for steps := looked * trimSteps; l.absent > l.limits.idle && steps > 0; steps-- {
+		if l.hand++; l.hand >= l.high {
+			l.hand = 1
+		}
+		if b := l.at(l.hand); b.held == 0 && b.child == 0 && b.hash.Len > 0 {
+			l.forget(l.hand)
 		}
 	}
-	if len(l.live) > 2*(l.told[0]+l.told[1])+chunkBlocks {
-		l.live = slices.DeleteFunc(l.live, func(p place) bool { return !l.has(p) })
-	}
-}
-
-// has reports whether a place is that of a live block.
-func (l *ledger) has(p place) bool {
-	b := l.at(p.n)
-	return b.is(flagLive) && b.since == p.since
 }

@@ -1,6 +1,8 @@
 package events
 
 import (
+	"math/bits"
+
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -12,6 +14,7 @@ const (
 	maxBlockTokens = 1 << 14 // of a block; groups with more are not told
 	holdsStride    = 256     // blocks looked up by one call of the pool
 	compareStride  = 1 << 12
+	maxUnkept      = 16 << 20 // bytes that wait for the file; with more it is made anew
 )
 
 // space has what subscribers of one space are told. The desk's lock guards it.
@@ -23,14 +26,19 @@ type space struct {
 	ledgers []*ledger // of the groups whose blocks are not too large
 	subs    map[uint64]*subscriber
 	blob    []byte
-	anew    bool // the file of tokens is to be made anew
+
+	anew        bool               // the file of tokens is to be made anew
+	unkept      []*ipc.BlockTokens // that are to be written to it
+	unkeptBytes int
 }
 
 // subscriber is a session that is told.
 type subscriber struct {
+	bit     uint64   // its own in block.told
 	cursors []cursor // one for each ledger
 	req     uint32   // its last request
 	most    int      // blocks that it asked for and that were not sent; 0: it has not asked
+	told    bool     // of some blocks
 	whole   bool     // its last answer said that it has been told everything
 	void    bool     // it is to be told that nothing holds of what it was told
 	send    func(any)
@@ -68,22 +76,39 @@ func (sp *space) learn(m *ipc.BlockTokens, kept bool) (refused int) {
 	if l == nil || len(m.Tokens) != n*l.stride {
 		return n
 	}
-	parent := m.Parent
+	parent, anyFresh := m.Parent, false
 	for i := range n {
 		hash := m.Hashes[i*size : (i+1)*size]
-		if number := l.add(hash, parent, m.Tokens[i*l.stride:(i+1)*l.stride], m.Extra); number != 0 {
+		number, fresh := l.add(hash, parent, m.Tokens[i*l.stride:(i+1)*l.stride], m.Extra)
+		if number != 0 {
 			l.asked = append(l.asked, number)
-			if kept {
-				l.at(number).flags |= flagKept
-			}
 		} else {
 			refused++
 		}
+		anyFresh = anyFresh || fresh
 		parent = hash
+	}
+	if anyFresh && !kept {
+		sp.keep(m)
 	}
 	sp.lookUp(l)
 	return refused
 }
+
+// keep has tokens written to the file, unless it is made anew, which has all.
+func (sp *space) keep(m *ipc.BlockTokens) {
+	if sp.desk.keeper == nil || sp.anew {
+		return
+	}
+	sp.unkept = append(sp.unkept, m)
+	if sp.unkeptBytes += len(m.Hashes) + len(m.Tokens); sp.unkeptBytes > maxUnkept {
+		sp.renew()
+	}
+	sp.desk.keeper.signal()
+}
+
+// renew has the file of tokens made anew.
+func (sp *space) renew() { sp.anew, sp.unkept, sp.unkeptBytes = true, nil, 0 }
 
 // lookUp finds out which media hold the blocks asked for, and tells it. It asks the upper one
 // first: a block that leaves it for the lower one is found in the lower one. Of a space that was
@@ -115,33 +140,23 @@ func (sp *space) lookUp(l *ledger) {
 			l.set(number, found[i])
 		}
 		rest = rest[n:]
-	}
-	if l.trim(); sp.desk.keeper == nil {
-		l.unkept = l.unkept[:0]
-	} else if len(l.unkept) > 0 {
-		sp.desk.keeper.signal()
+		l.trim(n)
 	}
 	sp.serve()
 }
 
-// changed looks up blocks that a medium noted.
-func (sp *space) changed(list []pool.Change) {
-	for i := range list {
-		h := &list[i].Hash
-		if l := sp.ledger(list[i].Group); l != nil {
-			if n := l.get(h.Bytes[:h.Len]); n != 0 {
-				l.asked = append(l.asked, n)
-			}
+// ask has a block looked up, if it is known.
+func (sp *space) ask(group uint8, h *pool.Hash) {
+	if l := sp.ledger(group); l != nil {
+		if n := l.get(h.Bytes[:h.Len]); n != 0 {
+			l.asked = append(l.asked, n)
 		}
-	}
-	for _, l := range sp.ledgers {
-		sp.lookUp(l)
 	}
 }
 
-// comparePart looks up some blocks of a group, because any may have changed, and returns the one to
-// continue at, 0 at the end.
-func (sp *space) comparePart(l *ledger, from uint32) (next uint32) {
+// comparePart looks up some blocks of a group, because any may have changed, and reports whether
+// there are more.
+func (sp *space) comparePart(l *ledger, from uint32) (more bool) {
 	to := min(l.high, from+compareStride)
 	for n := from; n < to; n++ {
 		if len(l.hash(n)) > 0 {
@@ -149,10 +164,7 @@ func (sp *space) comparePart(l *ledger, from uint32) (next uint32) {
 		}
 	}
 	sp.lookUp(l)
-	if to < l.high {
-		return to
-	}
-	return 0
+	return to < l.high
 }
 
 // follow begins with new ledgers after a reset, or the end of the space: nothing of before is held.
@@ -161,27 +173,32 @@ func (sp *space) follow() {
 	if epoch == sp.epoch {
 		return
 	}
-	sp.epoch, sp.anew = epoch, true
+	sp.epoch = epoch
+	sp.renew()
 	for i, l := range sp.ledgers {
-		sp.ledgers[i] = l.anew()
+		sp.ledgers[i] = newLedger(l.group, uint32(l.stride/tokenBytes), l.limits)
 	}
 	for _, sub := range sp.subs {
-		sub.begin(sp)
+		sp.begin(sub)
 	}
 	sp.desk.keeper.signal()
 	sp.serve()
 }
 
 // begin makes a subscriber one that was told nothing.
-func (sub *subscriber) begin(sp *space) {
-	for _, c := range sub.cursors {
-		sub.void = sub.void || c.told > 0
+func (sp *space) begin(sub *subscriber) {
+	sub.cursors = sub.cursors[:0]
+	for _, l := range sp.ledgers {
+		for n := uint32(1); sub.told && n < l.high; n++ {
+			for m := range l.at(n).told {
+				l.at(n).told[m] &^= sub.bit
+			}
+		}
+		l.lost &^= sub.bit
+		sub.cursors = append(sub.cursors, cursor{l.end(), 1})
 	}
-	sub.cursors, sub.whole = sp.cursors(), false
+	sub.void, sub.told, sub.whole = sub.void || sub.told, false, false
 }
-
-// cursors returns those of a subscriber that was told nothing.
-func (sp *space) cursors() []cursor { return make([]cursor, len(sp.ledgers)) }
 
 // next serves a subscriber's request, for at most this many blocks; 0: it is not answered. It
 // returns false if there are too many subscribers.
@@ -191,12 +208,17 @@ func (sp *space) next(session uint64, req uint32, most int, anew bool, send func
 		if len(sp.subs) == maxSubscribers {
 			return false
 		}
-		sub = &subscriber{send: send}
+		var used uint64
+		for _, other := range sp.subs {
+			used |= other.bit
+		}
+		sub = &subscriber{bit: 1 << bits.TrailingZeros64(^used), send: send}
 		sp.subs[session] = sub
 		anew = true
 	}
 	if anew {
-		sub.cursors, sub.whole, sub.void = sp.cursors(), false, false
+		sp.begin(sub)
+		sub.void = false
 	}
 	sub.req, sub.most = req, min(most, ipc.MaxEventBlocks/media)
 	sp.answer(sub)
@@ -216,38 +238,35 @@ func (sp *space) answer(sub *subscriber) {
 		return
 	}
 	for i, l := range sp.ledgers {
-		if l.missed(&sub.cursors[i]) {
-			sp.desk.gaps++
-			sub.begin(sp)
+		if sub.cursors[i].seen < l.first || l.lost&sub.bit != 0 {
+			if sub.told {
+				sp.desk.gaps++
+			}
+			sp.begin(sub)
 		}
 	}
 	m := &ipc.BlockEvents{Req: sub.req, State: ipc.EventsMore}
 	if sub.void {
 		m.State, sub.void = ipc.EventsVoid, false
 	} else {
-		list, all := sp.take(sub.cursors, sub.most)
+		var list []event
+		all, r := true, room{sub.most, maxBatchBytes}
+		for i, l := range sp.ledgers {
+			if all {
+				list, all = l.take(sub.bit, &sub.cursors[i], &r, list)
+			}
+		}
 		if len(list) == 0 && all && sub.whole {
 			return
 		}
 		for _, r := range runs(list) {
 			m.Runs = append(m.Runs, r.message())
 		}
+		sub.told = sub.told || len(list) > 0
 		if sub.whole = all; all {
 			m.State = ipc.EventsWhole
 		}
 	}
 	sub.most = 0
 	sub.send(m)
-}
-
-// take returns what a subscriber is to be told next, of so many blocks at most, and whether that is
-// all.
-func (sp *space) take(cursors []cursor, most int) (list []event, all bool) {
-	r := room{most, maxBatchBytes}
-	for i, l := range sp.ledgers {
-		if list, all = l.take(&cursors[i], &r, list); !all {
-			return list, false
-		}
-	}
-	return list, true
 }

@@ -53,7 +53,7 @@ type Status struct {
 	// longest, the greatest miss of a deadline.
 	LookupMaxUS  float64 `json:"lookup_max_us"`
 	LookupOverUS float64 `json:"lookup_over_deadline_max_us"`
-	// LookupFaults are malformed look-ups, by the reason; unsent: answers
+	// LookupFaults are malformed look-ups; unsent: answers
 	// that nobody took; connection: connections that were closed.
 	LookupFaults map[string]uint64 `json:"lookup_faults" metric:"lookup_faults_total" label:"fault"`
 

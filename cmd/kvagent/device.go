@@ -4,11 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/host"
@@ -32,14 +30,14 @@ func moverCommand() *cobra.Command {
 // openDevice opens the devices of this node over the pool's arena; the caller keeps its descriptor.
 func openDevice(s *serveSettings, arena []byte, arenaFD int, log *zap.Logger) (*node.Node, error) {
 	kind := s.device
-	if kind == settings.DeviceCUDA {
-		if err := probeCUDA(); err != nil {
-			return nil, fmt.Errorf("device: %q, allowed where a GPU can be opened: %w", kind, err)
-		}
-	}
 	base := mover.Options{
 		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: int64(len(arena)), Node: -1,
 		Kill: moverKill,
+	}
+	if kind == settings.DeviceCUDA {
+		if err := probeCUDA(base); err != nil {
+			return nil, fmt.Errorf("device: %q, allowed where a GPU can be opened: %w", kind, err)
+		}
 	}
 	o := node.Options{NoGPU: "the agent was started with --device host"}
 	if kind != settings.DeviceHost {
@@ -58,10 +56,14 @@ func openDevice(s *serveSettings, arena []byte, arenaFD int, log *zap.Logger) (*
 // moverOfGPU returns a function that makes a GPU's mover.
 func moverOfGPU(base mover.Options, log *zap.Logger) func(cudaipc.UUID) (cudaipc.Device, error) {
 	base.Limits = gpuLimits
-	base.Informed = newGPULog(log).informed
 	return func(gpu cudaipc.UUID) (cudaipc.Device, error) {
 		log.Info("a GPU is used for the first time", zap.Stringer("gpu", gpu))
-		return mover.New(base.ForGPU(gpu))
+		o, was := base.ForGPU(gpu), cudaipc.CUDAInfo{}
+		o.Informed = func(i cudaipc.CUDAInfo) {
+			logGPU(log, &was, &i)
+			was = i
+		}
+		return mover.New(o)
 	}
 }
 
@@ -81,64 +83,30 @@ func openHost(kind string, arena []byte, base mover.Options) (cudaipc.Device, er
 
 // probeCUDA asks the driver for GPUs in a separate process, because the agent never calls the
 // driver.
-func probeCUDA() error {
-	fd, err := unix.MemfdCreate("kvagent-probe", unix.MFD_CLOEXEC)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	size := int64(os.Getpagesize())
-	if err := unix.Ftruncate(fd, size); err != nil {
-		return err
-	}
-	m, err := mover.New(mover.Options{
-		Name: "probe", Device: cudaipc.CUDAProbe, ArenaFD: fd, ArenaSize: size, Node: -1,
-		Limits: mover.Limits{Start: gpuLimits.Start},
-	})
+func probeCUDA(o mover.Options) error {
+	o.Name, o.Device, o.Limits = "probe", cudaipc.CUDAProbe, mover.Limits{Start: gpuLimits.Start}
+	m, err := mover.New(o)
 	if err != nil {
 		return err
 	}
 	return errors.Join(m.Start(), m.Close(cudaipc.AllPeers))
 }
 
-// gpuLog logs changes of GPUs.
-type gpuLog struct {
-	log *zap.Logger
-	mu  struct {
-		sync.Mutex
-		last map[cudaipc.UUID]cudaipc.CUDAInfo
-	}
-}
-
-func newGPULog(log *zap.Logger) *gpuLog {
-	g := &gpuLog{log: log}
-	g.mu.last = map[cudaipc.UUID]cudaipc.CUDAInfo{}
-	return g
-}
-
-// informed receives the reports of a mover's device (mover.Options.Informed).
-func (g *gpuLog) informed(i cudaipc.CUDAInfo) {
-	g.mu.Lock()
-	was, known := g.mu.last[i.GPU]
-	g.mu.last[i.GPU] = i
-	g.mu.Unlock()
-	if !known {
-		g.log.Info("a GPU is open", zap.Stringer("gpu", i.GPU), zap.String("type", i.Name), zap.Int("driver", i.Driver),
+// logGPU logs changes of a GPU: that it is open, the result of pinning the pool, and parts that the
+// driver refused.
+func logGPU(log *zap.Logger, was, i *cudaipc.CUDAInfo) {
+	gpu, pinned := zap.Stringer("gpu", i.GPU), zap.String("pinned", settings.HumanSize(i.Pinned))
+	if *was == (cudaipc.CUDAInfo{}) {
+		log.Info("a GPU is open", gpu, zap.String("type", i.Name), zap.Int("driver", i.Driver),
 			zap.Bool("batch_call", i.Batch))
 	}
-	g.pinning(&was, &i)
-}
-
-// pinning logs the result of pinning the pool, and parts that the driver refused.
-func (g *gpuLog) pinning(was, i *cudaipc.CUDAInfo) {
-	gpu, pinned := zap.Stringer("gpu", i.GPU), zap.String("pinned", settings.HumanSize(i.Pinned))
 	switch {
 	case i.PinError != "" && (was.PinError == "" || i.PinDone && !was.PinDone):
-		g.log.Warn("the driver does not pin all of the pool: copies of the rest go through a small ring and are slower",
+		log.Warn("the driver does not pin all of the pool: copies of the rest go through a small ring and are slower",
 			gpu, pinned, zap.String("refused", settings.HumanSize(i.Refused)), zap.String("why", i.PinError),
 			zap.String("hint", "memory that may be locked without limit (ulimit -l unlimited, --ulimit memlock=-1, "+
 				"LimitMEMLOCK=infinity), or a smaller pool"))
 	case i.PinDone && !was.PinDone && i.PinError == "":
-		g.log.Info("the pool is pinned", gpu, pinned, zap.Float64("seconds", i.PinSeconds))
+		log.Info("the pool is pinned", gpu, pinned, zap.Float64("seconds", i.PinSeconds))
 	}
 }

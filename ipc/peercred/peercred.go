@@ -59,22 +59,16 @@ func Identify(uc *net.UnixConn) (cred Cred, pidfd int, exited bool, err error) {
 }
 
 func peerGroups(fd int) []uint32 {
-	buf := make([]byte, 64*4)
-	for {
-		n, err := getsockopt(fd, soPeerGroups, buf)
-		if errors.Is(err, unix.ERANGE) && len(buf) < maxGroups*4 {
-			buf = make([]byte, len(buf)*4)
-			continue
-		}
-		if err != nil {
-			return nil
-		}
-		groups := make([]uint32, n/4)
-		for i := range groups {
-			groups[i] = binary.NativeEndian.Uint32(buf[4*i:])
-		}
-		return groups
+	buf := make([]byte, maxGroups*4)
+	n, err := getsockopt(fd, soPeerGroups, buf)
+	if err != nil {
+		return nil
 	}
+	groups := make([]uint32, n/4)
+	for i := range groups {
+		groups[i] = binary.NativeEndian.Uint32(buf[4*i:])
+	}
+	return groups
 }
 
 // peerPidFD prefers the kernel's own descriptor (Linux 6.5), because the pid may have been reused.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -120,16 +121,17 @@ const (
 // logFile is the log of an agent that an engine has started (python/kvagent/starter.py).
 const logFile = "agent.log"
 
-// alive reports whether a process accepts connections at path.
+// alive reports whether a process accepts connections at path; true also if that is not known.
 func alive(path string) bool {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return true // unknown: treat it as alive
+	c, err := net.DialTimeout("unix", path, aliveWait)
+	if err == nil {
+		_ = c.Close() // nothing was written
 	}
-	defer unix.Close(fd)
-	err = unix.Connect(fd, &unix.SockaddrUnix{Name: path})
 	return !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ENOENT)
 }
+
+// aliveWait is how long a full queue of connections may take.
+const aliveWait = 100 * time.Millisecond
 
 // ErrInUse is wrapped by the error of a listener whose socket another process serves.
 var ErrInUse = errors.New("in use")
@@ -137,10 +139,7 @@ var ErrInUse = errors.New("in use")
 // ErrForeign is wrapped by the error of a listener whose path is a file of another kind.
 var ErrForeign = errors.New("not touched")
 
-const (
-	lockSuffix  = ".lock"
-	listenQueue = 512 // connections not yet accepted
-)
+const lockSuffix = ".lock"
 
 // clear removes the socket of a dead process.
 func clear(path string) error {
@@ -158,26 +157,6 @@ func clear(path string) error {
 		return fmt.Errorf("socket %s: %w by another process", path, ErrInUse)
 	}
 	return os.Remove(path)
-}
-
-func bindSocket(path string, group int) (fd int, err error) {
-	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return -1, fmt.Errorf("socket %s: %w", path, err)
-	}
-	if err = unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err == nil {
-		if err = openTo(path, group); err == nil {
-			err = unix.Listen(fd, listenQueue)
-		}
-		if err != nil {
-			os.Remove(path)
-		}
-	}
-	if err != nil {
-		unix.Close(fd)
-		return -1, fmt.Errorf("socket %s: %w", path, err)
-	}
-	return fd, nil
 }
 
 func openTo(path string, group int) error {
@@ -252,8 +231,8 @@ func lockDir(dir string, group int) (*os.File, error) {
 func LockPath(dir string) string { return filepath.Join(dir, Admin+lockSuffix) }
 
 // Listen listens at path as all sockets of the agent do: in a directory that is closed to others,
-// replacing a dead socket but never a live one, with its mode before any client can connect. group
-// is a gid, 0 for none. The caller has the directory.
+// replacing a dead socket but never a live one. group is a gid, 0 for none. The caller has the
+// directory.
 func Listen(path string, group int) (*Listener, error) {
 	if len(path) > MaxPath {
 		return nil, fmt.Errorf("socket path %s: %d bytes, allowed is 1 to %d", path, len(path), MaxPath)
@@ -264,22 +243,19 @@ func Listen(path string, group int) (*Listener, error) {
 	if err := clear(path); err != nil {
 		return nil, err
 	}
-	fd, err := bindSocket(path, group)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		return nil, err
-	}
-	f := os.NewFile(uintptr(fd), path)
-	l, err := net.FileListener(f)
-	f.Close()
-	if err != nil {
-		os.Remove(path)
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
-	out := &Listener{UnixListener: l.(*net.UnixListener), path: path}
-	if out.bound, err = os.Lstat(path); err != nil { // removed already
-		l.Close()
-		return nil, fmt.Errorf("socket %s: %w", path, err)
+	err = openTo(path, group)
+	out := &Listener{UnixListener: l, path: path}
+	if err == nil {
+		out.bound, err = os.Lstat(path) // it may have been removed already
 	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("socket %s: %w", path, err), l.Close())
+	}
+	l.SetUnlinkOnClose(false) // Close removes the file, if it still is this one
 	return out, nil
 }
 

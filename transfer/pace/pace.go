@@ -72,8 +72,9 @@ type Counts struct {
 	Raises uint64 `json:"raises" metric:"pace_changes_total{change=raise}"`
 	Holds  uint64 `json:"holds" metric:"pace_changes_total{change=hold}"`
 
-	Waits  [Behind + 1]uint64        `json:"-"`
-	Waited [Behind + 1]time.Duration `json:"-"`
+	// Seconds of waits for the budget, of saves and of writes to tiers.
+	SaveWaitS  float64 `json:"save_wait_s" metric:"pace_wait_seconds_total{op=save}"`
+	WriteWaitS float64 `json:"write_wait_s" metric:"pace_wait_seconds_total{op=write}"`
 }
 
 // Report is the state of a Pacer, for people and metrics.
@@ -85,11 +86,6 @@ type Report struct {
 	// Slowdown is decode steps beside copies, in those without, as last compared; 0: never.
 	Slowdown float64 `json:"slowdown_ratio" metric:"pace_slowdown_ratio"`
 	Counts
-	// Waits for the budget, and their seconds.
-	SaveWaits  uint64  `json:"save_waits"`
-	SaveWaitS  float64 `json:"save_wait_s" metric:"pace_wait_seconds_total{op=save}"`
-	WriteWaits uint64  `json:"write_waits"` // of writes to tiers
-	WriteWaitS float64 `json:"write_wait_s" metric:"pace_wait_seconds_total{op=write}"`
 }
 
 // New makes a pacer with a setting. now is the clock, nil for time.Now.
@@ -118,11 +114,8 @@ func (p *Pacer) End() {
 func (p *Pacer) Report() Report {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := &p.mu.counts
 	r := Report{
-		Setting: "fixed", Rate: int64(p.rateLocked(p.now())), Slowdown: p.mu.control.slowdown, Counts: *n,
-		SaveWaits: n.Waits[Save], SaveWaitS: n.Waited[Save].Seconds(),
-		WriteWaits: n.Waits[Behind], WriteWaitS: n.Waited[Behind].Seconds(),
+		Setting: "fixed", Rate: int64(p.rateLocked(p.now())), Slowdown: p.mu.control.slowdown, Counts: p.mu.counts,
 	}
 	switch p.setting {
 	case Off:
@@ -190,12 +183,13 @@ func (t *Turn) Leave() {
 	p := t.pacer
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	waited := &p.mu.counts.WriteWaitS
 	if t.urgency == Save {
 		p.mu.saves--
+		waited = &p.mu.counts.SaveWaitS
 	}
 	if t.waited {
-		p.mu.counts.Waits[t.urgency]++
-		p.mu.counts.Waited[t.urgency] += p.now().Sub(t.since)
+		*waited += p.now().Sub(t.since).Seconds()
 	}
 }
 

@@ -68,7 +68,7 @@ func TestFixedRate(t *testing.T) {
 	if waited := p.await(turn); waited > maxWait {
 		t.Errorf("waited %v after one large copy, at most %v is allowed", waited, maxWait)
 	}
-	if r := p.Report(); r.Rate != rate || r.Counts.Waits[Save] == 0 || r.Counts.Waited[Save] == 0 {
+	if r := p.Report(); r.Rate != rate || r.SaveWaitS == 0 {
 		t.Errorf("reported: %+v", r)
 	}
 }
