@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -76,23 +77,50 @@ func defaultServeSettings() *serveSettings {
 	}
 }
 
+// flagGroup is the flags of one part of serve, which --help shows together.
+type flagGroup struct {
+	title string
+	*pflag.FlagSet
+}
+
+// groups defines all settings: their keys, meaning and allowed values.
+func (s *serveSettings) groups() []flagGroup {
+	var out []flagGroup
+	for _, g := range []struct {
+		title string
+		add   func(*pflag.FlagSet)
+	}{
+		{"Engines", s.addEngines}, {"Memory", s.addMemory}, {"Tiers", s.tiers.AddFlags}, {"Nodes", s.peers.AddFlags},
+		{"Operation", s.addOperation},
+	} {
+		f := pflag.NewFlagSet(g.title, pflag.ContinueOnError)
+		f.SortFlags = false
+		g.add(f)
+		out = append(out, flagGroup{g.title, f})
+	}
+	return out
+}
+
+// addFlags adds all settings to a command's flags, and groups them in its usage.
+func (s *serveSettings) addFlags(cmd *cobra.Command) {
+	groups := s.groups()
+	for _, g := range groups {
+		cmd.Flags().AddFlagSet(g.FlagSet)
+	}
+	cmd.SetUsageFunc(func(cmd *cobra.Command) error { return printUsage(cmd.OutOrStderr(), cmd, groups) })
+}
+
 // usageWidth is the width of help in columns.
 const usageWidth = 100
 
-// addFlags defines all settings: their keys, meaning and allowed values.
-func (s *serveSettings) addFlags(cmd *cobra.Command) {
-	f := cmd.Flags()
-	f.SortFlags = false
-	for _, add := range []func(*pflag.FlagSet){
-		s.addEngines, s.addMemory, s.tiers.AddFlags, s.peers.AddFlags, s.addOperation,
-	} {
-		add(f)
+func printUsage(w io.Writer, cmd *cobra.Command, groups []flagGroup) error {
+	_, err := fmt.Fprintf(w, "Usage:\n  %s\n\nExamples:\n%s\n", cmd.UseLine(), cmd.Example)
+	for _, g := range groups {
+		if err == nil {
+			_, err = fmt.Fprintf(w, "\n%s:\n%s", g.title, g.FlagUsagesWrapped(usageWidth))
+		}
 	}
-	cmd.SetUsageFunc(func(cmd *cobra.Command) error {
-		_, err := fmt.Fprintf(cmd.OutOrStderr(), "Usage:\n  %s\n\nExamples:\n%s\n\nFlags:\n%s", cmd.UseLine(),
-			cmd.Example, f.FlagUsagesWrapped(usageWidth))
-		return err
-	})
+	return err
 }
 
 func (s *serveSettings) addEngines(f *pflag.FlagSet) {

@@ -148,8 +148,8 @@ func TestSettingsErrors(t *testing.T) {
 	}
 }
 
-// Each setting is in --help, which has no more than a user can read.
-func TestHelpHasAllSettings(t *testing.T) {
+// Each setting has its place in one group of --help, and help has no more than a user can read.
+func TestHelpGroupsAllSettings(t *testing.T) {
 	const most = 28
 	cmd, all := serveCommand(), 0
 	usage := cmd.UsageString()
@@ -160,6 +160,11 @@ func TestHelpHasAllSettings(t *testing.T) {
 	})
 	if all > most {
 		t.Errorf("%d settings, allowed: %d; what only tests set is a constant that they replace", all, most)
+	}
+	for _, title := range []string{"Engines", "Memory", "Tiers", "Nodes", "Operation"} {
+		if !strings.Contains(usage, "\n"+title+":\n      --") {
+			t.Errorf("no group %s in %s", title, usage)
+		}
 	}
 	if got := cmd.Flags().Lookup("pool").DefValue; got != "1GiB" {
 		t.Errorf("default pool %s", got)
