@@ -3,7 +3,6 @@
 package cuda
 
 import (
-	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -18,7 +17,6 @@ import (
 type flight struct {
 	*cudaipc.Flight
 	of        *peer
-	copy      *cudaipc.Copy
 	waits     atomic.Int32
 	chunks    int   // in flight (lane)
 	submitted bool  // all chunks were started (lane)
@@ -38,7 +36,7 @@ const sumBytes = 2 << 20
 
 // most returns about how many bytes a chunk of the flight has, and at most one call.
 func (f *flight) most() (chunk, call uint64) {
-	if f.copy.Sum && f.copy.Dir == cudaipc.Gather {
+	if f.Copy.Sum && f.Copy.Dir == cudaipc.Gather {
 		return sumBytes, sumBytes
 	}
 	return chunkBytes, maxMerged
@@ -60,26 +58,20 @@ func (d *Device) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	if err := d.alive(); err != nil {
 		return 0, err
 	}
-	p, err := d.table.Begin(c.Peer)
-	if err != nil {
-		return 0, err
-	}
-	if err := p.CheckCopy(c, len(d.arena)); err != nil {
-		p.Release()
-		return 0, fmt.Errorf("peer %d: %w", p.ID, err)
-	}
-	return d.table.Enter(p, func(f *cudaipc.Flight) { d.submit(&flight{Flight: f, of: p, copy: c}) })
+	return d.table.Copy(c, int64(len(d.arena)), func(p *peer, f *cudaipc.Flight) {
+		d.submit(&flight{Flight: f, of: p})
+	})
 }
 
 func (d *Device) submit(f *flight) {
 	f.waits.Store(1) // for the copies
-	if f.copy.Sum {
-		f.End.Sums = make([]uint32, len(f.copy.Blocks))
-		if f.copy.Dir == cudaipc.Scatter { // its bytes are there: they are summed beside the copy
+	if f.Copy.Sum {
+		f.End.Sums = make([]uint32, len(f.Copy.Blocks))
+		if f.Copy.Dir == cudaipc.Scatter { // its bytes are there: they are summed beside the copy
 			d.sums.enqueue(f, math.MaxUint64)
 		}
 	}
-	d.lanes[f.copy.Dir].flights.put(f) // bounded by MaxCopies per peer
+	d.lanes[f.Copy.Dir].flights.put(f) // bounded by MaxCopies per peer
 }
 
 // copied ends a flight's copies; its lane calls it when none is in flight any more. Copies around
@@ -89,13 +81,13 @@ func (d *Device) copied(f *flight) {
 		f.err = cudaipc.ErrPeerDead
 	}
 	if f.err != nil {
-		for i := range f.copy.Blocks {
-			f.End.MarkBad(i, len(f.copy.Blocks), f.err)
+		for i := range f.Copy.Blocks {
+			f.End.MarkBad(i, len(f.Copy.Blocks), f.err)
 		}
-	} else if f.copy.Sum && f.copy.Dir == cudaipc.Gather {
+	} else if f.Copy.Sum && f.Copy.Dir == cudaipc.Gather {
 		d.sums.enqueue(f, math.MaxUint64)
 	}
-	if f.copy.Sum {
+	if f.Copy.Sum {
 		f.landed = time.Now()
 	}
 	f.passed()
@@ -105,7 +97,7 @@ func (d *Device) copied(f *flight) {
 // gather are summed while later ones are copied.
 func (d *Device) arrived(f *flight, n uint64) {
 	f.arrived += n
-	if f.copy.Sum && f.copy.Dir == cudaipc.Gather && f.inOrder {
+	if f.Copy.Sum && f.Copy.Dir == cudaipc.Gather && f.inOrder {
 		d.sums.enqueue(f, f.arrived)
 	}
 }
@@ -170,14 +162,14 @@ func (f *flight) markFaults() {
 		return
 	}
 	run := 0
-	for i := range f.copy.Blocks {
+	for i := range f.Copy.Blocks {
 		bad := false
-		for range f.copy.Blocks[i].Runs {
-			bad = bad || f.faults.overlaps(&f.copy.Runs[run])
+		for range f.Copy.Blocks[i].Runs {
+			bad = bad || f.faults.overlaps(&f.Copy.Runs[run])
 			run++
 		}
 		if bad {
-			f.End.MarkBad(i, len(f.copy.Blocks), f.faults.err)
+			f.End.MarkBad(i, len(f.Copy.Blocks), f.faults.err)
 		}
 	}
 }

@@ -152,7 +152,7 @@ func (d *Device) Close(id cudaipc.PeerID) error {
 		})
 	}
 	for _, p := range closing {
-		p.closeRest()
+		d.closeRest(p)
 	}
 	if id == cudaipc.AllPeers {
 		err = errors.Join(err, d.shut(), lost)

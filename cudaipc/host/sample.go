@@ -11,10 +11,10 @@ import (
 
 // Sum checks a sample and hands it to the peer's sampler.
 func (h *Device) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
-	return h.table.EnterSample(s, func(p *peer, f *cudaipc.Summing) {
+	return h.table.Sum(s, func(p *peer, f *cudaipc.Flight) {
 		if p.sampler == nil {
 			scratch := make([]byte, cudaipc.SampleScratch)
-			p.sampler = startQueue(func(f *cudaipc.Summing) {
+			p.sampler = startQueue(func(f *cudaipc.Flight) {
 				f.Sum(p.read, scratch)
 				f.Finish()
 			})

@@ -12,13 +12,13 @@ import (
 )
 
 // queue does what it is given, one after the other, on a goroutine of its own. Its peer owns it.
-type queue[T any] struct {
-	work  chan T // has room for MaxCopies
+type queue struct {
+	work  chan *cudaipc.Flight // has room for MaxCopies
 	ended chan struct{}
 }
 
-func startQueue[T any](do func(T)) *queue[T] {
-	q := &queue[T]{work: make(chan T, cudaipc.MaxCopies), ended: make(chan struct{})}
+func startQueue(do func(*cudaipc.Flight)) *queue {
+	q := &queue{work: make(chan *cudaipc.Flight, cudaipc.MaxCopies), ended: make(chan struct{})}
 	go func() {
 		defer close(q.ended)
 		for one := range q.work {
@@ -29,7 +29,7 @@ func startQueue[T any](do func(T)) *queue[T] {
 }
 
 // close ends a queue, which is idle or was never started.
-func (q *queue[T]) close() {
+func (q *queue) close() {
 	if q != nil {
 		close(q.work)
 		<-q.ended
@@ -42,15 +42,9 @@ type stream struct {
 	arena []byte
 }
 
-// hostCopy is a copy in flight.
-type hostCopy struct {
-	*cudaipc.Flight
-	copy *cudaipc.Copy
-}
-
-func startStream(p *peer, arena []byte) *queue[hostCopy] {
+func startStream(p *peer, arena []byte) *queue {
 	s := &stream{p, arena}
-	return startQueue(func(f hostCopy) {
+	return startQueue(func(f *cudaipc.Flight) {
 		s.copy(f)
 		crc32c.StoreFence()
 		f.Finish()
@@ -58,8 +52,8 @@ func startStream(p *peer, arena []byte) *queue[hostCopy] {
 }
 
 // copy copies all blocks. A failed block does not stop the next ones.
-func (s *stream) copy(f hostCopy) {
-	c := f.copy
+func (s *stream) copy(f *cudaipc.Flight) {
+	c := f.Copy
 	if c.Sum {
 		f.End.Sums = make([]uint32, len(c.Blocks))
 	}

@@ -172,8 +172,8 @@ type calls struct {
 // call is one request.
 type call struct {
 	what  string
-	until int64 // tick
-	take  func(*fields) error
+	until int64         // tick
+	take  any           // what the JSON of the answer is read into; nil: there is none
 	err   error         // readable once done is closed
 	done  chan struct{} // closed after the call was removed from open
 }
@@ -235,10 +235,10 @@ func (c *calls) fail(err error) {
 	}
 }
 
-// call sends a request and waits for its answer, which take reads. After limit, or Limits.Cancel
-// after cancelled is closed, the mover is lost; the wait ends when it is reaped.
+// call sends a request and waits for its answer, which is read into take. After limit, or
+// Limits.Cancel after cancelled is closed, the mover is lost; the wait ends when it is reaped.
 func (p *process) call(what string, limit time.Duration, cancelled <-chan struct{},
-	msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
+	msg func(number uint64) ([]byte, []int), take any) error {
 	call := &call{what: what, until: p.clock.Load() + p.ticks(limit), take: take, done: make(chan struct{})}
 	number, err := p.calls.add(call)
 	if err != nil {
@@ -272,14 +272,6 @@ func (p *process) ticks(d time.Duration) int64 {
 	return int64((d + p.m.opts.Limits.Tick - 1) / p.m.opts.Limits.Tick)
 }
 
-func takeAnswer(f *fields) error {
-	err := f.error()
-	if bad := f.end("answer"); bad != nil {
-		return bad
-	}
-	return err
-}
-
 // openDevice has the process open its device.
 func (p *process) openDevice() error {
 	o := &p.m.opts
@@ -287,34 +279,34 @@ func (p *process) openDevice() error {
 		return putJSON(nil, msgSetup, number, &Setup{
 			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize,
 		}), []int{p.m.arena}
-	}, takeAnswer)
+	}, nil)
 }
 
 func (p *process) importPeer(im *cudaipc.Import) error {
 	return p.call(fmt.Sprintf("import of peer %d", im.Peer), p.m.opts.Limits.Import, im.Cancelled,
-		func(number uint64) ([]byte, []int) { return putImport(nil, number, im) }, takeAnswer)
+		func(number uint64) ([]byte, []int) { return putImport(nil, number, im) }, nil)
 }
 
 // closePeer closes a peer. The end of the process counts as the close.
 func (p *process) closePeer(id cudaipc.PeerID) error {
-	err := p.call(fmt.Sprintf("close of peer %d", id), p.m.opts.Limits.Close, nil, func(number uint64) ([]byte, []int) {
-		return put32(putHead(nil, msgClose, number), uint32(id)), nil
-	}, takeAnswer)
+	p.closing.Add(1)
+	defer p.closing.Add(-1)
+	err := p.call(fmt.Sprintf("close of peer %d", id), p.m.opts.Limits.Close, nil,
+		func(number uint64) ([]byte, []int) {
+			return put32(putHead(nil, msgClose, number), uint32(id)), nil
+		}, nil)
 	if errors.As(err, new(*cudaipc.LostError)) {
 		return nil
 	}
 	return err
 }
 
-func (p *process) poll(w *cudaipc.Wait) (s cudaipc.State, err error) {
+func (p *process) poll(w cudaipc.Wait) (s cudaipc.State, err error) {
 	err = p.call("poll", p.m.opts.Limits.Poll, nil, func(number uint64) ([]byte, []int) {
-		return putPoll(nil, number, w), nil
-	}, func(f *fields) (err error) {
-		s, err = takeState(f)
-		return err
-	})
+		return putJSON(nil, msgPoll, number, &w), nil
+	}, &s)
 	if errors.As(err, new(*cudaipc.LostError)) {
-		return s, fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
+		err = fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
 	}
 	return s, err
 }

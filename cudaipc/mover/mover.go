@@ -62,7 +62,7 @@ type Limits struct {
 	Cancel time.Duration
 	Close  time.Duration // one Close, mostly of a dead engine's memory, which must be free within 2 s
 	Poll   time.Duration // one Poll
-	Copy   time.Duration // from one end of a copy to the next, of a peer and direction with copies in flight
+	Copy   time.Duration // from one end of a copy to the next, in a direction with copies in flight
 	Steady time.Duration // a mover that lived so long did not fail at its start
 	// Again is the pause before a start after the second failure in a row; it doubles each time.
 	Again  time.Duration
@@ -109,11 +109,10 @@ type Mover struct {
 	starters sync.WaitGroup // starts that imports asked for, cancelled or not
 	requests atomic.Uint64
 
-	mu struct {
+	table cudaipc.Table[*peer]
+	mu    struct { // taken before the table's lock
 		sync.RWMutex
 		process *process // nil: none runs
-		peers   map[cudaipc.PeerID]*clientPeer
-		tickets cudaipc.Tickets[*clientCopy]
 		closed  bool
 		history history
 	}
@@ -138,7 +137,7 @@ func New(o Options) (*Mover, error) {
 	}
 	o.Limits.fill()
 	m := &Mover{opts: o, arena: arena}
-	m.mu.peers = map[cudaipc.PeerID]*clientPeer{}
+	m.table.Init()
 	m.mu.history.lost = map[cudaipc.LossReason]uint64{}
 	for _, reason := range cudaipc.LossReasons {
 		m.mu.history.lost[reason] = 0
@@ -154,44 +153,12 @@ func (m *Mover) Close(id cudaipc.PeerID) error {
 	if id == cudaipc.AllPeers {
 		return m.closeAll()
 	}
-	p, err := m.beginClose(id)
-	if err != nil {
-		return err
-	}
-	if p.lost == nil {
+	closing, err := m.table.Take(id, false)
+	for _, p := range closing {
 		err = p.process.closePeer(id)
+		p.Close()
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err != nil {
-		p.closing = false
-		return err
-	}
-	m.forgetLocked(p)
-	return nil
-}
-
-// beginClose marks a peer as closing, so that no call reaches it.
-func (m *Mover) beginClose(id cudaipc.PeerID) (*clientPeer, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	p := m.mu.peers[id]
-	switch {
-	case m.mu.closed:
-		return nil, cudaipc.ErrClosed
-	case p == nil || p.opening:
-		return nil, fmt.Errorf("peer %d: %w", id, cudaipc.ErrPeer)
-	case p.closing || p.view.Busy():
-		return nil, fmt.Errorf("peer %d: %w", id, cudaipc.ErrBusy)
-	}
-	p.closing = true
-	return p, nil
-}
-
-func (m *Mover) forgetLocked(p *clientPeer) {
-	delete(m.mu.peers, p.view.ID)
-	m.mu.tickets.Forget(p.view)
-	p.view.Close()
+	return err
 }
 
 // closeAll ends the process in order: it closes its regions and answers before it exits.
@@ -199,44 +166,20 @@ func (m *Mover) closeAll() error {
 	m.starters.Wait()
 	m.starting.Lock()
 	defer m.starting.Unlock()
+	closing, err := m.table.Take(cudaipc.AllPeers, false)
+	if err != nil {
+		return err
+	}
 	m.mu.Lock()
-	if m.mu.closed {
-		m.mu.Unlock()
-		return cudaipc.ErrClosed
-	}
-	for id, p := range m.mu.peers {
-		if p.opening || p.closing || p.view.Busy() {
-			m.mu.Unlock()
-			return fmt.Errorf("peer %d: %w", id, cudaipc.ErrBusy)
-		}
-	}
 	m.mu.closed = true
 	proc := m.mu.process
 	m.mu.Unlock()
-	var err error
 	if proc != nil {
 		err = proc.quit()
 	}
 	m.processes.Wait()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, p := range m.mu.peers {
-		m.forgetLocked(p)
+	for _, p := range closing {
+		p.Close()
 	}
 	return errors.Join(err, unix.Close(m.arena))
-}
-
-// peerLocked finds a usable peer. m.mu is held, for reading at least.
-func (m *Mover) peerLocked(id cudaipc.PeerID) (*clientPeer, error) {
-	if m.mu.closed {
-		return nil, cudaipc.ErrClosed
-	}
-	p := m.mu.peers[id]
-	if p == nil || p.opening || p.closing {
-		return nil, fmt.Errorf("peer %d: %w", id, cudaipc.ErrPeer)
-	}
-	if p.lost != nil {
-		return nil, fmt.Errorf("peer %d: %w: %w", id, p.lost, cudaipc.ErrPeer)
-	}
-	return p, nil
 }

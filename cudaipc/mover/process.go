@@ -41,8 +41,13 @@ type process struct {
 	bound    string // NUMA binding, or why there is none
 	over     bool   // under Mover.mu: its end is reported
 
-	calls calls
+	calls   calls
+	lanes   [lanes]lane
+	closing atomic.Int32 // peers that are being closed
 }
+
+// lane counts the copies of one direction that are in a process.
+type lane struct{ pending, since atomic.Int64 } // since: the tick since which none has ended
 
 func (m *Mover) alive() (*process, error) {
 	m.starting.Lock()

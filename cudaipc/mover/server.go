@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,38 +25,33 @@ type Setup struct {
 // OpenDevice opens, in the mover, the device of a setup.
 type OpenDevice func(Setup) (cudaipc.Device, error)
 
-// server is the mover's side: it applies the agent's requests to a device. One goroutine reads
-// and never waits for the device, so that it answers pings as long as the process lives; each
-// request to the device has a goroutine of its own. It trusts the agent, which is the same
-// binary, but not what engines told the agent: the device checks that.
+// server is the mover's side: it applies the agent's requests to a device. One goroutine reads and
+// never waits for the device, so that it answers pings as long as the process lives; one starts
+// copies, in their order; all else has a goroutine of its own. It trusts the agent, which is the
+// same binary, but not what engines told the agent: the device checks that.
 type server struct {
 	conn    *conn
 	open    OpenDevice
 	ending  chan struct{}  // closed when no more requests are taken
-	running sync.WaitGroup // requests, and lanes
+	running sync.WaitGroup // requests, and copies
+	starts  chan func()    // of copies; while it is full, no more is read
 
-	mu struct {
-		sync.Mutex
-		device cudaipc.Device // nil until the setup is done
-		peers  map[cudaipc.PeerID]*servedPeer
-	}
-}
-
-// servedPeer is a peer that the device has imported.
-type servedPeer struct {
-	id    cudaipc.PeerID
-	proof int // 0: none. Closed when the device has closed the regions
-	lanes [lanesPerPeer]*lane
+	opened atomic.Pointer[cudaipc.Device] // nil until the setup is done, and after the device was closed
 }
 
 // serve serves one connection until it ends, then ends all copies, closes the device and returns.
 // It calls stopped when it takes no more requests.
 func serve(conn *conn, open OpenDevice, stopped func()) error {
-	s := &server{conn: conn, open: open, ending: make(chan struct{})}
-	s.mu.peers = make(map[cudaipc.PeerID]*servedPeer)
+	s := &server{conn: conn, open: open, ending: make(chan struct{}), starts: make(chan func(), cudaipc.MaxCopies)}
+	s.running.Go(func() {
+		for start := range s.starts {
+			start()
+		}
+	})
 	err := s.read()
 	stopped()
 	close(s.ending)
+	close(s.starts)
 	return errors.Join(err, s.end())
 }
 
@@ -112,14 +108,15 @@ func (s *server) request(msg []byte, fds []int) error {
 	case msgSum:
 		return s.sum(f, cudaipc.Ticket(number))
 	case msgPoll:
-		w, err := takePoll(f)
+		var w cudaipc.Wait
+		err := takeJSON(f, &w)
 		if err == nil {
 			s.running.Go(func() { s.poll(number, w) })
 		}
 		return err
 	case msgClose:
 		id := cudaipc.PeerID(f.u32())
-		s.running.Go(func() { s.answer(number, s.closePeer(id)) })
+		s.running.Go(func() { s.answer(number, s.closePeer(id), nil) })
 		return f.end("close")
 	}
 	return fmt.Errorf("message %d: %w", kind, errWire)
@@ -140,16 +137,18 @@ func (s *server) lost(err error) bool {
 }
 
 // answer ignores the error of a closed connection: the reader sees it too.
-func (s *server) answer(number uint64, err error) {
+func (s *server) answer(number uint64, err error, v any) {
 	if !s.lost(err) {
-		_ = s.send(putError(putHead(nil, msgAnswer, number), err))
+		_ = s.send(putAnswer(number, err, v))
 	}
 }
 
+// device returns the device, or nil.
 func (s *server) device() cudaipc.Device {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.mu.device
+	if d := s.opened.Load(); d != nil {
+		return *d
+	}
+	return nil
 }
 
 // info sends the state of the device.
@@ -166,18 +165,24 @@ func (s *server) poll(number uint64, w cudaipc.Wait) {
 	if d := s.device(); d != nil {
 		state, err = d.Poll(w)
 	}
-	if !s.lost(err) {
-		_ = s.send(putState(nil, number, &state, err)) // as in answer
-	}
+	s.answer(number, err, &state)
 }
 
-// end waits for requests in flight and closes everything: the device first, then the proofs.
-func (s *server) end() error {
-	s.mu.Lock()
-	for _, p := range s.mu.peers {
-		p.endLanes()
+// closePeer closes a peer, or with AllPeers the device. It changes nothing if the device refuses.
+func (s *server) closePeer(id cudaipc.PeerID) error {
+	d := s.device()
+	if d == nil {
+		return nil
 	}
-	s.mu.Unlock()
+	err := d.Close(id)
+	if err == nil && id == cudaipc.AllPeers {
+		s.opened.Store(nil)
+	}
+	return err
+}
+
+// end waits for requests and copies in flight, and closes the device.
+func (s *server) end() error {
 	s.running.Wait()
 	return s.closePeer(cudaipc.AllPeers)
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -41,7 +42,7 @@ func (p *process) message(msg []byte) error {
 		if err != nil {
 			return err
 		}
-		return p.m.finish(cudaipc.Ticket(number), d)
+		return p.finish(cudaipc.Ticket(number), d)
 	case msgInfoIs:
 		var info cudaipc.CUDAInfo
 		told := len(f.rest) > 0 && json.Unmarshal(f.rest, &info) == nil // the host's device has none
@@ -58,12 +59,12 @@ func (p *process) message(msg []byte) error {
 	case msgLost:
 		p.lose(cudaipc.LostDevice, errors.New(string(f.bytes())))
 		return f.end("lost")
-	case msgAnswer, msgState:
+	case msgAnswer:
 		call := p.calls.take(number)
 		if call == nil {
 			return fmt.Errorf("answer to request %d, which was not made: %w", number, errWire)
 		}
-		call.err = call.take(f)
+		call.err = takeAnswer(f, call.take)
 		close(call.done)
 		if errors.Is(call.err, errWire) {
 			return call.err
@@ -102,7 +103,7 @@ func (p *process) supervise() {
 func (p *process) overdue(now int64) (cudaipc.LossReason, error) {
 	limits := &p.m.opts.Limits
 	ping := limits.Ping
-	if p.m.releasing(p) {
+	if p.releasing() {
 		ping = min(ping, limits.Quiet)
 	}
 	if now-p.pong.Load() > p.ticks(ping) {
@@ -111,8 +112,10 @@ func (p *process) overdue(now int64) (cudaipc.LossReason, error) {
 	if call := p.calls.overdue(now); call != nil {
 		return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, p.m.errorHint())
 	}
-	if id, stuck := p.m.stuck(p, now); stuck {
-		return cudaipc.LostCopy, fmt.Errorf("no copy of peer %d ended within %v%s", id, limits.Copy, p.m.errorHint())
+	for i := range p.lanes {
+		if l := &p.lanes[i]; l.pending.Load() > 0 && now-l.since.Load() > p.ticks(limits.Copy) {
+			return cudaipc.LostCopy, fmt.Errorf("no copy ended within %v%s", limits.Copy, p.m.errorHint())
+		}
 	}
 	return "", nil
 }
@@ -128,29 +131,9 @@ func (m *Mover) errorHint() string {
 }
 
 // releasing reports whether a peer of a process is being closed, or will be because it is dead.
-func (m *Mover) releasing(proc *process) bool {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	for _, p := range m.mu.peers {
-		if p.process == proc && (p.closing || p.view.Dead()) {
-			return true
-		}
-	}
-	return false
-}
-
-// stuck finds a peer of a process whose copies do not end.
-func (m *Mover) stuck(proc *process, now int64) (cudaipc.PeerID, bool) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	for id, p := range m.mu.peers {
-		for lane := range p.pending {
-			if p.process == proc && p.pending[lane] > 0 && now-p.since[lane] > proc.ticks(m.opts.Limits.Copy) {
-				return id, true
-			}
-		}
-	}
-	return 0, false
+func (p *process) releasing() bool {
+	return p.closing.Load() > 0 ||
+		slices.ContainsFunc(p.m.table.All(), func(one *peer) bool { return one.process == p && one.Dead() })
 }
 
 // infoEvery is how often a mover that has answered is asked for its device's state again.

@@ -1,6 +1,7 @@
 package mover
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -19,12 +20,11 @@ const (
 	msgSetup  byte = iota + 1 // agent: JSON of Setup, with the arena's descriptor. Answered when the device is open
 	msgImport                 // agent: JSON of an Import, with its descriptors; the proof's first
 	msgClose                  // agent: a peer
-	msgPoll                   // agent: a wait
+	msgPoll                   // agent: JSON of a Wait
 	msgCopy                   // agent: a copy; its number is the ticket
 	msgPing                   // agent
 	msgInfo                   // agent: asks for the state of the device
-	msgAnswer                 // mover: of setup, import and close
-	msgState                  // mover: of a poll
+	msgAnswer                 // mover: of setup, import and close; of a poll with JSON of a State
 	msgDone                   // mover: the end of a copy
 	msgPong                   // mover
 	msgInfoIs                 // mover: of msgInfo, JSON or nothing
@@ -203,36 +203,34 @@ func takeDone(f *fields) (d cudaipc.Done, err error) {
 	return d, f.end("done")
 }
 
-func putPoll(b []byte, number uint64, w *cudaipc.Wait) []byte {
-	b = put32(put32(put32(putHead(b, msgPoll, number), uint32(w.Peer)), w.Event), w.Revoke)
-	return put64(b, w.Step)
-}
-
-func takePoll(f *fields) (w cudaipc.Wait, err error) {
-	w.Peer, w.Event, w.Revoke, w.Step = cudaipc.PeerID(f.u32()), f.u32(), f.u32(), f.u64()
-	return w, f.end("poll")
-}
-
-func putState(b []byte, number uint64, s *cudaipc.State, err error) []byte {
-	return put8(put8(put64(putError(putHead(b, msgState, number), err), s.Step), s.Fired), s.Revoked)
-}
-
-func takeState(f *fields) (s cudaipc.State, err error) {
-	err = f.error()
-	s.Step, s.Fired, s.Revoked = f.u64(), f.flag(), f.flag()
-	if bad := f.end("state"); bad != nil {
-		return s, bad
+// putAnswer puts the answer to a request: its error, or what it is answered, as JSON.
+func putAnswer(number uint64, err error, v any) []byte {
+	b := putError(putHead(nil, msgAnswer, number), err)
+	if err == nil && v != nil {
+		b = append(b, toJSON(v)...)
 	}
-	return s, err
+	return b
+}
+
+func takeAnswer(f *fields, into any) error {
+	err := f.error()
+	if err != nil || f.bad || into == nil {
+		return cmp.Or(f.end("answer"), err)
+	}
+	return takeJSON(f, into)
 }
 
 // putJSON puts a message that is rare enough to be JSON.
 func putJSON(b []byte, kind byte, number uint64, v any) []byte {
+	return append(putHead(b, kind, number), toJSON(v)...)
+}
+
+func toJSON(v any) []byte {
 	text, err := json.Marshal(v)
 	if err != nil {
 		panic(err) // they have texts, numbers and booleans
 	}
-	return append(putHead(b, kind, number), text...)
+	return text
 }
 
 func takeJSON(f *fields, v any) error {

@@ -31,9 +31,10 @@ func wireSeeds() [][]byte {
 			Blocks: []cudaipc.Block{{Runs: 1, Seed: 2}},
 			Runs:   []cudaipc.Run{{Region: 2, RegionOff: 3, ArenaOff: 4, Len: 5}},
 		}),
-		putPoll(nil, 3, &cudaipc.Wait{Peer: 7, Event: cudaipc.None, Revoke: 1, Step: 1<<40 + 5}),
+		putJSON(nil, msgPoll, 3, &cudaipc.Wait{Peer: 7, Event: cudaipc.None, Revoke: 1, Step: 1<<40 + 5}),
 		putDone(nil, 9, &done),
-		putState(nil, 3, &cudaipc.State{Step: 4, Fired: true}, nil),
+		putAnswer(3, nil, &cudaipc.State{Step: 4, Fired: true}),
+		putAnswer(3, fmt.Errorf("no: %w", cudaipc.ErrPeer), nil),
 		putJSON(nil, msgSum, 9, &cudaipc.Sample{
 			Peer: 7, Within: time.Second, Blocks: []cudaipc.SampleBlock{{Block: 8, Seed: 9}},
 			Pieces: []cudaipc.Piece{
@@ -51,7 +52,7 @@ func FuzzMoverWire(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		again, err := reread(msg)
-		if err == nil && (msg[0] == msgImport || msg[0] == msgSum) {
+		if err == nil && msg[0] != msgCopy && msg[0] != msgDone {
 			msg = again
 			again, err = reread(msg)
 		}
@@ -94,17 +95,19 @@ func reread(msg []byte) ([]byte, error) {
 		err := takeJSON(r, &s)
 		return putJSON(nil, msgSum, number, &s), err
 	case msgPoll:
-		w, err := takePoll(r)
-		return putPoll(nil, number, &w), err
+		var w cudaipc.Wait
+		err := takeJSON(r, &w)
+		return putJSON(nil, msgPoll, number, &w), err
 	case msgDone:
 		d, err := takeDone(r)
 		return putDone(nil, cudaipc.Ticket(number), &d), err
-	case msgState:
-		s, said := takeState(r)
+	case msgAnswer:
+		var state cudaipc.State
+		said := takeAnswer(r, &state)
 		if errors.Is(said, errWire) {
 			return nil, errWire
 		}
-		return putState(nil, number, &s, said), nil
+		return putAnswer(number, said, &state), nil
 	}
 	return nil, errWire
 }
