@@ -160,12 +160,6 @@ func (d *Device) Close(id cudaipc.PeerID) error {
 	return err
 }
 
-// Lost returns a channel that is closed once no call of the device can succeed any more.
-func (d *Device) Lost() <-chan struct{} { return d.lost.ch }
-
-// LostBy returns ErrLost with the driver's error that caused the loss, or nil before.
-func (d *Device) LostBy() error { return d.alive() }
-
 // alive returns the error of a lost device, nil before.
 func (d *Device) alive() error {
 	select {

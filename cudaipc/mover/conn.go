@@ -173,8 +173,8 @@ type calls struct {
 type call struct {
 	what  string
 	until int64         // tick
-	take  any           // what the JSON of the answer is read into; nil: there is none
-	err   error         // readable once done is closed
+	state cudaipc.State // these two are readable once done is closed
+	err   error
 	done  chan struct{} // closed after the call was removed from open
 }
 
@@ -235,19 +235,19 @@ func (c *calls) fail(err error) {
 	}
 }
 
-// call sends a request and waits for its answer, which is read into take. After limit, or
-// Limits.Cancel after cancelled is closed, the mover is lost; the wait ends when it is reaped.
+// call sends a request and waits for its answer. After limit, or Limits.Cancel after cancelled is
+// closed, the mover is lost; the wait ends when it is reaped.
 func (p *process) call(what string, limit time.Duration, cancelled <-chan struct{},
-	msg func(number uint64) ([]byte, []int), take any) error {
-	call := &call{what: what, until: p.clock.Load() + p.ticks(limit), take: take, done: make(chan struct{})}
+	msg func(number uint64) ([]byte, []int)) (cudaipc.State, error) {
+	call := &call{what: what, until: p.clock.Load() + p.ticks(limit), done: make(chan struct{})}
 	number, err := p.calls.add(call)
 	if err != nil {
-		return err
+		return call.state, err
 	}
 	b, fds := msg(number)
 	if err := p.post(what, b, fds); errors.Is(err, errNotSent) {
 		p.calls.take(number)
-		return fmt.Errorf("mover %s: %s: %w", p.m.opts.Name, what, err)
+		return call.state, fmt.Errorf("mover %s: %s: %w", p.m.opts.Name, what, err)
 	}
 	select {
 	case <-call.done:
@@ -255,7 +255,7 @@ func (p *process) call(what string, limit time.Duration, cancelled <-chan struct
 		p.calls.shorten(number, p.clock.Load()+p.ticks(p.m.opts.Limits.Cancel))
 		<-call.done
 	}
-	return call.err
+	return call.state, call.err
 }
 
 // post sends a message. If it fails, the mover is lost, unless the error is errNotSent.
@@ -275,36 +275,35 @@ func (p *process) ticks(d time.Duration) int64 {
 // openDevice has the process open its device.
 func (p *process) openDevice() error {
 	o := &p.m.opts
-	return p.call("open the device", o.Limits.Start, nil, func(number uint64) ([]byte, []int) {
-		return putJSON(nil, msgSetup, number, &Setup{
+	_, err := p.call("open the device", o.Limits.Start, nil, func(number uint64) ([]byte, []int) {
+		return pack(nil, msgSetup, number, &Setup{
 			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize,
 		}), []int{p.m.arena}
-	}, nil)
+	})
+	return err
 }
 
 func (p *process) importPeer(im *cudaipc.Import) error {
-	return p.call(fmt.Sprintf("import of peer %d", im.Peer), p.m.opts.Limits.Import, im.Cancelled,
-		func(number uint64) ([]byte, []int) { return putImport(nil, number, im) }, nil)
+	_, err := p.call(fmt.Sprintf("import of peer %d", im.Peer), p.m.opts.Limits.Import, im.Cancelled,
+		func(number uint64) ([]byte, []int) { return putImport(number, im) })
+	return err
 }
 
 // closePeer closes a peer. The end of the process counts as the close.
 func (p *process) closePeer(id cudaipc.PeerID) error {
 	p.closing.Add(1)
 	defer p.closing.Add(-1)
-	err := p.call(fmt.Sprintf("close of peer %d", id), p.m.opts.Limits.Close, nil,
-		func(number uint64) ([]byte, []int) {
-			return put32(putHead(nil, msgClose, number), uint32(id)), nil
-		}, nil)
+	_, err := p.call(fmt.Sprintf("close of peer %d", id), p.m.opts.Limits.Close, nil,
+		func(number uint64) ([]byte, []int) { return pack(nil, msgClose, number, id), nil })
 	if errors.As(err, new(*cudaipc.LostError)) {
 		return nil
 	}
 	return err
 }
 
-func (p *process) poll(w cudaipc.Wait) (s cudaipc.State, err error) {
-	err = p.call("poll", p.m.opts.Limits.Poll, nil, func(number uint64) ([]byte, []int) {
-		return putJSON(nil, msgPoll, number, &w), nil
-	}, &s)
+func (p *process) poll(w cudaipc.Wait) (cudaipc.State, error) {
+	s, err := p.call("poll", p.m.opts.Limits.Poll, nil,
+		func(number uint64) ([]byte, []int) { return pack(nil, msgPoll, number, &w), nil })
 	if errors.As(err, new(*cudaipc.LostError)) {
 		err = fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
 	}

@@ -29,7 +29,7 @@ func (m *Mover) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	var proc *process
 	t, err := m.table.Sum(s, func(p *peer, f *cudaipc.Flight) { proc = p.begin(f) })
 	if err == nil {
-		_ = proc.post("sum", putJSON(nil, msgSum, uint64(t), s), nil) // as in Copy
+		_ = proc.post("sum", pack(nil, msgSum, uint64(t), s), nil) // as in Copy
 	}
 	return t, err
 }

@@ -25,7 +25,7 @@ type Options struct {
 	ArenaFD   int          // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after New
 	ArenaSize int64        // bytes
 	// Informed receives the state of a GPU's device from time to time, one call at a time for
-	// each process; may be nil.
+	// each process, and returns soon; may be nil.
 	Informed func(cudaipc.CUDAInfo)
 	// AskEvents makes Poll ask the process for events. Events of a GPU's peers are always asked
 	// there; the host's are words that the agent reads by itself.
@@ -34,9 +34,6 @@ type Options struct {
 	Env       []string // besides this process's
 	Node      int      // NUMA node to bind the process to, its processors and its memory; below 0: none
 	Limits    Limits
-	// Process receives the number of each process, when it has started and has nothing open yet
-	// but its socket, and when it is reaped; may be nil.
-	Process func(pid int, runs bool)
 	// Kill replaces the kill of a process in tests, for one that does not end, also at this one's
 	// death; nil: SIGKILL.
 	Kill        func(*os.Process) error

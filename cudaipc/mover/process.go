@@ -33,13 +33,12 @@ type process struct {
 	reason   cudaipc.LossReason // these two are readable once ending is closed
 	cause    error
 
-	clock    atomic.Int64                     // ticks
-	pong     atomic.Int64                     // tick of the last answer to a ping
-	info     atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
-	informed atomic.Bool                      // the last question was answered
-	begun    time.Time
-	bound    string // NUMA binding, or why there is none
-	over     bool   // under Mover.mu: its end is reported
+	clock atomic.Int64                     // ticks
+	pong  atomic.Int64                     // tick of the last answer to a ping
+	info  atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
+	begun time.Time
+	bound string // NUMA binding, or why there is none
+	over  bool   // under Mover.mu: its end is reported
 
 	calls   calls
 	lanes   [lanes]lane
@@ -113,7 +112,6 @@ func (m *Mover) start() (*process, error) {
 		<-proc.ended // reaped: a process that failed to start leaves nothing open
 		return nil, err
 	}
-	proc.ask(proc.clock.Load())
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.history.opened++
@@ -145,7 +143,6 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 		ending: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
 	}
 	proc.calls.init()
-	proc.informed.Store(true)
 	c := m.opts.Command
 	proc.cmd = exec.Command(c[0], c[1:]...)
 	proc.cmd.Env = append(os.Environ(), m.opts.Env...)
@@ -165,7 +162,6 @@ func (p *process) run(theirs *os.File, started chan<- error) {
 	err := p.cmd.Start()
 	_ = theirs.Close() // the process has it
 	if err == nil {
-		p.m.reportProcess(p.cmd.Process.Pid, true)
 		p.joined.Go(p.read)
 		p.joined.Go(p.supervise)
 	} else {
@@ -175,18 +171,10 @@ func (p *process) run(theirs *os.File, started chan<- error) {
 	started <- err
 	if err == nil {
 		_ = p.cmd.Wait() // the status is in ProcessState
-		p.m.reportProcess(p.cmd.Process.Pid, false)
 		p.lose(cudaipc.LostCrash, fmt.Errorf("it ended by itself: %v", p.cmd.ProcessState))
 	}
 	close(p.reaped)
 	p.end()
-}
-
-// reportProcess reports the start and the end of a process.
-func (m *Mover) reportProcess(pid int, runs bool) {
-	if m.opts.Process != nil {
-		m.opts.Process(pid, runs)
-	}
 }
 
 // quit ends the process in order and returns when it is reaped.

@@ -84,42 +84,46 @@ func disconnected(err error) bool {
 }
 
 // request decodes a message and starts the request. An error, of the protocol, ends the mover.
-func (s *server) request(msg []byte, fds []int) error {
-	f := &fields{rest: msg}
-	kind, number := f.u8(), f.u64()
-	switch kind {
-	case msgSetup:
-		return s.setup(f, number, fds)
-	case msgImport:
-		return s.startImport(f, number, fds)
+func (s *server) request(b []byte, fds []int) error {
+	m, err := unpack(b)
+	if err == nil {
+		switch m.kind {
+		case msgSetup:
+			return s.setup(&m, fds)
+		case msgImport:
+			return s.startImport(&m, fds)
+		}
 	}
 	if len(fds) > 0 {
 		closeAll(fds)
-		return fmt.Errorf("message %d with descriptors: %w", kind, errWire)
+		err = fmt.Errorf("message %d with descriptors: %w", m.kind, errWire)
 	}
-	switch kind {
+	if err != nil {
+		return err
+	}
+	switch m.kind {
 	case msgPing:
-		return s.send(putHead(nil, msgPong, number))
-	case msgInfo:
-		s.running.Go(s.info)
-		return f.end("info")
+		return s.send(pack(nil, msgPong, m.number, nil))
 	case msgCopy:
-		return s.copy(f, cudaipc.Ticket(number))
+		return s.copy(&m)
 	case msgSum:
-		return s.sum(f, cudaipc.Ticket(number))
+		return s.sum(&m)
 	case msgPoll:
 		var w cudaipc.Wait
-		err := takeJSON(f, &w)
+		err := m.read(&w)
 		if err == nil {
-			s.running.Go(func() { s.poll(number, w) })
+			s.running.Go(func() { s.poll(m.number, w) })
 		}
 		return err
 	case msgClose:
-		id := cudaipc.PeerID(f.u32())
-		s.running.Go(func() { s.answer(number, s.closePeer(id), nil) })
-		return f.end("close")
+		var id cudaipc.PeerID
+		err := m.read(&id)
+		if err == nil {
+			s.running.Go(func() { s.answer(m.number, s.closePeer(id)) })
+		}
+		return err
 	}
-	return fmt.Errorf("message %d: %w", kind, errWire)
+	return fmt.Errorf("message %d: %w", m.kind, errWire)
 }
 
 func (s *server) send(msg []byte) error {
@@ -132,14 +136,14 @@ func (s *server) lost(err error) bool {
 	if !errors.Is(err, cudaipc.ErrLost) {
 		return false
 	}
-	_ = s.send(putText(putHead(nil, msgLost, 0), err.Error()))
+	_ = s.send(pack(nil, msgLost, 0, err.Error()))
 	return true
 }
 
 // answer ignores the error of a closed connection: the reader sees it too.
-func (s *server) answer(number uint64, err error, v any) {
+func (s *server) answer(number uint64, err error) {
 	if !s.lost(err) {
-		_ = s.send(putAnswer(number, err, v))
+		_ = s.send(pack(nil, msgAnswer, number, &answer{Err: carried(err)}))
 	}
 }
 
@@ -151,13 +155,21 @@ func (s *server) device() cudaipc.Device {
 	return nil
 }
 
-// info sends the state of the device.
-func (s *server) info() {
-	msg := putHead(nil, msgInfoIs, 0)
-	if d := s.device(); d != nil {
-		msg = append(msg, deviceInfo(d)...)
+// infoEvery is how often a mover sends the state of its device.
+const infoEvery = 2 * time.Second
+
+// report sends the state of a device from time to time.
+func (s *server) report(d interface{ Info() cudaipc.CUDAInfo }) {
+	ticker := time.NewTicker(infoEvery)
+	defer ticker.Stop()
+	for {
+		_ = s.send(pack(nil, msgInfo, 0, d.Info())) // as in answer
+		select {
+		case <-ticker.C:
+		case <-s.ending:
+			return
+		}
 	}
-	_ = s.send(msg) // as in answer
 }
 
 func (s *server) poll(number uint64, w cudaipc.Wait) {
@@ -165,7 +177,9 @@ func (s *server) poll(number uint64, w cudaipc.Wait) {
 	if d := s.device(); d != nil {
 		state, err = d.Poll(w)
 	}
-	s.answer(number, err, &state)
+	if !s.lost(err) {
+		_ = s.send(pack(nil, msgAnswer, number, &answer{carried(err), state})) // as in answer
+	}
 }
 
 // closePeer closes a peer, or with AllPeers the device. It changes nothing if the device refuses.

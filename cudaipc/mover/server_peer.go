@@ -14,67 +14,53 @@ import (
 var errNoSetup = fmt.Errorf("the mover has no device: %w", cudaipc.ErrPeer)
 
 // setup opens the device; the arena's descriptor comes with it.
-func (s *server) setup(f *fields, number uint64, fds []int) error {
-	var m Setup
-	err := takeJSON(f, &m)
+func (s *server) setup(m *message, fds []int) error {
+	var o Setup
+	err := m.read(&o)
 	if err != nil || len(fds) != 1 {
 		closeAll(fds)
 		return fmt.Errorf("setup with %d descriptors: %w: %w", len(fds), errWire, err)
 	}
-	m.ArenaFD = fds[0]
+	o.ArenaFD = fds[0]
+	number := m.number
 	s.running.Go(func() {
-		defer func() { _ = unix.Close(m.ArenaFD) }()
-		s.answer(number, s.openDevice(m), nil)
+		defer func() { _ = unix.Close(o.ArenaFD) }()
+		s.answer(number, s.openDevice(o))
 	})
 	return nil
 }
 
-func (s *server) openDevice(m Setup) error {
-	d, err := s.open(m)
+func (s *server) openDevice(o Setup) error {
+	d, err := s.open(o)
 	if err != nil {
 		return err
 	}
 	if !s.opened.CompareAndSwap(nil, &d) {
 		return errors.Join(fmt.Errorf("set up already: %w", cudaipc.ErrBusy), d.Close(cudaipc.AllPeers))
 	}
-	if l, ok := d.(loser); ok {
-		s.running.Go(func() { s.watch(l) })
+	if r, ok := d.(interface{ Info() cudaipc.CUDAInfo }); ok {
+		s.running.Go(func() { s.report(r) })
 	}
 	return nil
 }
 
-// loser is a device that notices its own loss.
-type loser interface {
-	Lost() <-chan struct{} // closed then
-	LostBy() error         // ErrLost and its cause; nil before
-}
-
-// watch reports the loss of a device. The failing call reports it too; the first report counts,
-// and both have the reason.
-func (s *server) watch(d loser) {
-	select {
-	case <-d.Lost():
-		s.lost(d.LostBy())
-	case <-s.ending:
-	}
-}
-
-func (s *server) startImport(f *fields, number uint64, fds []int) error {
-	im, err := takeImport(f, fds)
+func (s *server) startImport(m *message, fds []int) error {
+	number := m.number
+	im, err := takeImport(m, fds)
 	if err != nil {
 		// A process at its limit of descriptors gets fewer: that is not the agent's fault.
 		closeAll(fds)
-		s.answer(number, fmt.Errorf("%d descriptors arrived: %w", len(fds), err), nil)
+		s.answer(number, fmt.Errorf("%d descriptors arrived: %w", len(fds), err))
 		return nil
 	}
 	s.running.Go(func() {
 		d := s.device()
 		if d == nil {
 			im.CloseAll()
-			s.answer(number, errNoSetup, nil)
+			s.answer(number, errNoSetup)
 			return
 		}
-		s.answer(number, d.Import(im), nil)
+		s.answer(number, d.Import(im))
 	})
 	return nil
 }
@@ -86,30 +72,30 @@ const copyWait = time.Minute
 var copies = sync.Pool{New: func() any { return &cudaipc.Copy{} }}
 
 // copy begins a copy, so that copies have the order of their messages.
-func (s *server) copy(f *fields, t cudaipc.Ticket) error {
+func (s *server) copy(m *message) error {
 	c, _ := copies.Get().(*cudaipc.Copy)
-	if err := takeCopy(f, c); err != nil {
+	if err := takeCopy(m, c); err != nil {
 		return err
 	}
-	s.begin(t, len(c.Blocks), c.Sum, func(d cudaipc.Device) (cudaipc.Ticket, error) { return d.Copy(c) },
+	s.begin(m.number, len(c.Blocks), c.Sum, func(d cudaipc.Device) (cudaipc.Ticket, error) { return d.Copy(c) },
 		func() { copies.Put(c) })
 	return nil
 }
 
 // sum begins a sample.
-func (s *server) sum(f *fields, t cudaipc.Ticket) error {
+func (s *server) sum(m *message) error {
 	sample := &cudaipc.Sample{}
-	if err := takeJSON(f, sample); err != nil {
+	if err := m.read(sample); err != nil {
 		return err
 	}
-	s.begin(t, len(sample.Blocks), true, func(d cudaipc.Device) (cudaipc.Ticket, error) { return d.Sum(sample) },
+	s.begin(m.number, len(sample.Blocks), true, func(d cudaipc.Device) (cudaipc.Ticket, error) { return d.Sum(sample) },
 		func() {})
 	return nil
 }
 
 // begin has the starter begin a copy or a sample, and reports its end under the agent's ticket. A
 // copy that the device refused has only bad blocks.
-func (s *server) begin(t cudaipc.Ticket, blocks int, sums bool, start func(cudaipc.Device) (cudaipc.Ticket, error),
+func (s *server) begin(number uint64, blocks int, sums bool, start func(cudaipc.Device) (cudaipc.Ticket, error),
 	over func()) {
 	s.starts <- func() {
 		d, ticket, err := s.device(), cudaipc.Ticket(0), errNoSetup
@@ -129,7 +115,7 @@ func (s *server) begin(t cudaipc.Ticket, blocks int, sums bool, start func(cudai
 			} else {
 				over()
 			}
-			_ = s.send(putDone(nil, t, &end)) // as in answer
+			_ = s.send(putDone(cudaipc.Ticket(number), &end)) // as in answer
 		})
 	}
 }
