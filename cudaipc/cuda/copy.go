@@ -27,7 +27,7 @@ type flight struct {
 	summed  sumProgress // blocks that the summers were given
 	landed  time.Time   // when the copies ended; of a flight with sums
 
-	faults faults
+	marking sync.Mutex // of bad blocks: its lane and the summers mark them
 }
 
 // sumBytes replaces chunkBytes and maxMerged for a gather with sums: it bounds what is left to
@@ -45,7 +45,6 @@ func (f *flight) most() (chunk, call uint64) {
 // passed ends one wait of a flight. The last one finishes the flight.
 func (f *flight) passed() {
 	if f.waits.Add(-1) == 0 {
-		f.markFaults()
 		if !f.landed.IsZero() {
 			f.End.SumTime = time.Since(f.landed)
 		}
@@ -81,9 +80,11 @@ func (d *Device) copied(f *flight) {
 		f.err = cudaipc.ErrPeerDead
 	}
 	if f.err != nil {
+		f.marking.Lock()
 		for i := range f.Copy.Blocks {
 			f.End.MarkBad(i, len(f.Copy.Blocks), f.err)
 		}
+		f.marking.Unlock()
 	} else if f.Copy.Sum && f.Copy.Dir == cudaipc.Gather {
 		d.sums.enqueue(f, math.MaxUint64)
 	}
@@ -119,29 +120,28 @@ func (d *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 // lostWait is how long a waiting Done may miss that the device was lost.
 const lostWait = 50 * time.Millisecond
 
-// faults are the parts of a copy's blocks in the arena that could not be read or written. The
-// flight's lane and the summers add to them.
-type faults struct {
-	sync.Mutex
-	places []place
-	err    error // of the first
-}
-
-// noteFault notes that n bytes at an offset of the arena did not arrive, or could not be summed.
-func (f *flight) noteFault(off, n uint64, err error) {
-	f.faults.Lock()
-	defer f.faults.Unlock()
-	f.faults.places = append(f.faults.places, place{off, n})
-	if f.faults.err == nil {
-		f.faults.err = err
+// fault marks the blocks with any of n bytes at an offset of the arena as bad: these did not
+// arrive, or could not be summed.
+func (f *flight) fault(off, n uint64, err error) {
+	f.marking.Lock()
+	defer f.marking.Unlock()
+	run := 0
+	for i := range f.Copy.Blocks {
+		for range f.Copy.Blocks[i].Runs {
+			r := &f.Copy.Runs[run]
+			if from := uint64(r.ArenaOff); off < from+uint64(r.Len) && from < off+n {
+				f.End.MarkBad(i, len(f.Copy.Blocks), err)
+			}
+			run++
+		}
 	}
 }
 
 // faultUnit is the granularity of copyGuarded after a fault: the smallest page.
 const faultUnit = 4 << 10
 
-// copyGuarded copies src to dst, one of which lies in the arena at off. Unreadable pages become
-// faults; the GPU gets stale bytes there, and the block is bad.
+// copyGuarded copies src to dst, one of which lies in the arena at off. In place of unreadable
+// pages the GPU gets stale bytes, and the block is bad.
 func (f *flight) copyGuarded(arena, dst, src []byte, off uint64) {
 	n := min(len(dst), len(src))
 	if pagefault.Guard(arena, nil, func() { copy(dst, src) }) == nil {
@@ -150,37 +150,10 @@ func (f *flight) copyGuarded(arena, dst, src []byte, off uint64) {
 	for at := 0; at < n; {
 		to := min(n, at+faultUnit-int((off+uint64(at))%faultUnit))
 		if err := pagefault.Guard(arena, nil, func() { copy(dst[at:to], src[at:to]) }); err != nil {
-			f.noteFault(off+uint64(at), uint64(to-at), err)
+			f.fault(off+uint64(at), uint64(to-at), err)
 		}
 		at = to
 	}
-}
-
-// markFaults marks the blocks with bytes in faults as bad, when all copies have ended.
-func (f *flight) markFaults() {
-	if f.faults.err == nil {
-		return
-	}
-	run := 0
-	for i := range f.Copy.Blocks {
-		bad := false
-		for range f.Copy.Blocks[i].Runs {
-			bad = bad || f.faults.overlaps(&f.Copy.Runs[run])
-			run++
-		}
-		if bad {
-			f.End.MarkBad(i, len(f.Copy.Blocks), f.faults.err)
-		}
-	}
-}
-
-func (t *faults) overlaps(r *cudaipc.Run) bool {
-	for _, p := range t.places {
-		if from := uint64(r.ArenaOff); p.off < from+uint64(r.Len) && from < p.off+p.n {
-			return true
-		}
-	}
-	return false
 }
 
 // issue is the calls of one chunk, sorted by their path.

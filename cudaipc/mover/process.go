@@ -106,7 +106,12 @@ func (m *Mover) start() (*process, error) {
 		<-proc.ended
 		return nil, err
 	}
-	m.enter(proc)
+	m.mu.Lock()
+	m.mu.history.starts++
+	if !proc.over {
+		m.mu.process = proc
+	}
+	m.mu.Unlock()
 	if err := proc.openDevice(); err != nil {
 		proc.lose(cudaipc.LostStart, err)
 		<-proc.ended // reaped: a process that failed to start leaves nothing open
@@ -116,16 +121,6 @@ func (m *Mover) start() (*process, error) {
 	defer m.mu.Unlock()
 	m.mu.history.opened++
 	return proc, nil
-}
-
-// enter makes a process the mover's current one, unless it has ended already.
-func (m *Mover) enter(proc *process) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.mu.history.starts++
-	if !proc.over {
-		m.mu.process = proc
-	}
 }
 
 func (m *Mover) newProcess() (*process, *os.File, error) {
