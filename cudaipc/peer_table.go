@@ -189,22 +189,24 @@ func (t *Table[P]) Done(ticket Ticket, timeout time.Duration) (Done, bool, error
 	return f.End, true, nil
 }
 
-// Finish ends the copy of a ticket as another process says that it has ended.
-func (t *Table[P]) Finish(ticket Ticket, d Done) (*Flight, error) {
+// Finish ends the copy of a ticket as another process says that it has ended, after a call of
+// ending: once it has ended, its caller may use the memory of the copy again.
+func (t *Table[P]) Finish(ticket Ticket, d Done, ending func(*Flight)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f := t.mu.flights[ticket]
 	if f == nil || f.ended() {
-		return nil, fmt.Errorf("end of copy %d, which is not in flight: %w", ticket, ErrTicket)
+		return fmt.Errorf("end of copy %d, which is not in flight: %w", ticket, ErrTicket)
 	}
 	blocks, sums := f.blocks()
 	if (d.Bad != nil && len(d.Bad) != blocks) || (d.Bad != nil) != (d.Err != nil) || (sums && len(d.Sums) != blocks) {
-		return nil, fmt.Errorf("end of copy %d: %d bad, %d sums of %d blocks: %w", ticket, len(d.Bad), len(d.Sums),
+		return fmt.Errorf("end of copy %d: %d bad, %d sums of %d blocks: %w", ticket, len(d.Bad), len(d.Sums),
 			blocks, ErrRange)
 	}
+	ending(f)
 	f.End = d
 	f.Finish()
-	return f, nil
+	return nil
 }
 
 // Lose ends the copies of some peers, with bad blocks, and returns the peers: all their calls but

@@ -156,10 +156,7 @@ func closeAll(fds []int) {
 	}
 }
 
-// maxCalls is how many requests of a mover may wait for their answers.
-const maxCalls = 4096
-
-// calls are the requests without an answer yet.
+// calls are the requests without an answer yet: a few of each worker of an engine.
 type calls struct {
 	mu struct {
 		sync.Mutex
@@ -185,9 +182,6 @@ func (c *calls) add(call *call) (uint64, error) {
 	defer c.mu.Unlock()
 	if c.mu.err != nil {
 		return 0, c.mu.err
-	}
-	if len(c.mu.open) >= maxCalls {
-		return 0, fmt.Errorf("%d requests wait, at most %d: %w", len(c.mu.open), maxCalls, cudaipc.ErrBusy)
 	}
 	c.mu.last++
 	c.mu.open[c.mu.last] = call
@@ -299,6 +293,14 @@ func (p *process) closePeer(id cudaipc.PeerID) error {
 		return nil
 	}
 	return err
+}
+
+// release closes a peer, if need be with the process.
+func (p *process) release(id cudaipc.PeerID) {
+	if err := p.closePeer(id); err != nil {
+		p.lose(cudaipc.LostCall, fmt.Errorf("close of peer %d: %w", id, err))
+		<-p.reaped
+	}
 }
 
 func (p *process) poll(w cudaipc.Wait) (cudaipc.State, error) {

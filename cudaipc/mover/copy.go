@@ -45,13 +45,14 @@ func (p *peer) begin(f *cudaipc.Flight) *process {
 
 // finish ends the copy of a ticket with the mover's answer.
 func (p *process) finish(t cudaipc.Ticket, d cudaipc.Done) error {
-	f, err := p.m.table.Finish(t, d)
+	err := p.m.table.Finish(t, d, func(f *cudaipc.Flight) {
+		l := p.lane(f)
+		l.pending.Add(-1)
+		l.since.Store(p.clock.Load())
+	})
 	if err != nil {
 		return fmt.Errorf("%w: %w", errWire, err)
 	}
-	l := p.lane(f)
-	l.pending.Add(-1)
-	l.since.Store(p.clock.Load())
 	return nil
 }
 

@@ -152,7 +152,7 @@ func (m *Mover) Close(id cudaipc.PeerID) error {
 	}
 	closing, err := m.table.Take(id, false)
 	for _, p := range closing {
-		err = p.process.closePeer(id)
+		p.process.release(id)
 		p.Close()
 	}
 	return err

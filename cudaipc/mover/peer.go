@@ -1,7 +1,6 @@
 package mover
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -32,11 +31,13 @@ func (m *Mover) Import(im cudaipc.Import) error {
 	if err == nil {
 		err = p.process.importPeer(&im)
 	}
-	if gone := im.CheckCancelled(); err == nil && gone != nil {
-		err = errors.Join(gone, p.process.closePeer(im.Peer))
-	}
 	if err == nil {
-		err = m.add(p)
+		if err = im.CheckCancelled(); err == nil {
+			err = m.add(p)
+		}
+		if err != nil {
+			p.process.release(im.Peer)
+		}
 	}
 	if err != nil {
 		p.Close()

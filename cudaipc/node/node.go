@@ -41,13 +41,12 @@ type Node struct {
 	}
 }
 
-// device is one device of a node; peers and closed are under Node.mu.
+// device is one device of a node; peers is under Node.mu.
 type device struct {
 	cudaipc.Device
-	place  int
-	gpu    cudaipc.UUID
-	peers  int // imported, or being imported
-	closed bool
+	place int
+	gpu   cudaipc.UUID
+	peers int // imported, or being imported
 }
 
 var (
@@ -164,8 +163,8 @@ func (n *Node) placeLocked() (int, error) {
 	return 0, fmt.Errorf("%d GPUs have peers, at most %d: %w", MaxGPUs, MaxGPUs, cudaipc.ErrBusy)
 }
 
-// Close closes a peer, or with AllPeers all devices. After an error it may be called again for
-// the devices that were busy.
+// Close closes a peer, or with AllPeers all devices, which is ErrBusy while a copy of a peer is in
+// flight on any, and may then be called again.
 func (n *Node) Close(id cudaipc.PeerID) error {
 	if id == cudaipc.AllPeers {
 		return n.closeAll()
@@ -191,12 +190,12 @@ func (n *Node) closeAll() (err error) {
 		return cudaipc.ErrClosed
 	}
 	for _, d := range n.mu.devices {
-		if d == nil || d.closed {
+		if d == nil {
 			continue
 		}
-		again := d.Close(cudaipc.AllPeers)
-		d.closed = again == nil
-		err = errors.Join(err, again)
+		if again := d.Close(cudaipc.AllPeers); !errors.Is(again, cudaipc.ErrClosed) { // by a call before
+			err = errors.Join(err, again)
+		}
 	}
 	n.mu.closed = err == nil
 	return err
