@@ -211,13 +211,13 @@ func (t *Table[P]) Finish(ticket Ticket, d Done, ending func(*Flight)) error {
 
 // Lose ends the copies of some peers, with bad blocks, and returns the peers: all their calls but
 // Close fail from then on.
-func (t *Table[P]) Lose(lost func(P) bool, why error) (all []PeerID) {
+func (t *Table[P]) Lose(lost func(P) bool, why error) (all []P) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for id, p := range t.mu.peers {
+	for _, p := range t.mu.peers {
 		if lost(p) {
 			p.base().lost = why
-			all = append(all, id)
+			all = append(all, p)
 		}
 	}
 	for _, f := range t.mu.flights {

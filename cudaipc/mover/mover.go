@@ -98,8 +98,7 @@ func (l *Limits) fill() {
 //	Poll reads the peer's words, mapped here too; the process asks a GPU's event
 type Mover struct {
 	opts      Options
-	arena     int // descriptor
-	watch     func(cudaipc.PeerID, error)
+	arena     int            // descriptor
 	processes sync.WaitGroup // goroutines of all processes
 
 	starting sync.Mutex     // one start at a time; held over it
@@ -115,10 +114,7 @@ type Mover struct {
 	}
 }
 
-var (
-	_ cudaipc.Device  = (*Mover)(nil)
-	_ cudaipc.Watcher = (*Mover)(nil)
-)
+var _ cudaipc.Device = (*Mover)(nil)
 
 // New makes a mover, whose process Start or the first Import starts. Close(AllPeers) frees it.
 func New(o Options) (*Mover, error) {
@@ -141,9 +137,6 @@ func New(o Options) (*Mover, error) {
 	}
 	return m, nil
 }
-
-// Watch sets the function that receives lost peers. It is called before any Import.
-func (m *Mover) Watch(lost func(cudaipc.PeerID, error)) { m.watch = lost }
 
 // Close closes a peer, or with AllPeers the device and its process.
 func (m *Mover) Close(id cudaipc.PeerID) error {

@@ -10,14 +10,15 @@ import (
 // runs by, and the mapped sync words.
 type peer struct {
 	cudaipc.Peer
-	asks    bool // its events are asked in the mover
+	asks    bool        // its events are asked in the mover
+	lost    func(error) // Import.Lost
 	process *process
 }
 
 // Import opens the regions of a peer in the mover, all or none.
 func (m *Mover) Import(im cudaipc.Import) error {
 	defer im.CloseAll()
-	p := &peer{asks: m.opts.AskEvents || im.OnGPU()}
+	p := &peer{asks: m.opts.AskEvents || im.OnGPU(), lost: im.Lost}
 	err := p.Prepare(&im)
 	if err == nil {
 		err = viewRegions(&p.Peer, &im)

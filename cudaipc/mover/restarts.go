@@ -111,16 +111,16 @@ func (p *process) end() {
 	p.conn.close()
 	lost := p.m.remove(p)
 	p.calls.fail(p.err())
-	if p.m.watch != nil && !p.quitting.Load() {
-		for _, id := range lost {
-			p.m.watch(id, p.err())
+	for _, one := range lost {
+		if one.lost != nil && !p.quitting.Load() {
+			one.lost(p.err())
 		}
 	}
 	close(p.ended)
 }
 
 // remove deletes a process, ends its copies and returns the peers that are lost with it.
-func (m *Mover) remove(proc *process) []cudaipc.PeerID {
+func (m *Mover) remove(proc *process) []*peer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	proc.over = true

@@ -31,7 +31,6 @@ type Options struct {
 // that Done finds it.
 type Node struct {
 	opts Options
-	lost func(cudaipc.PeerID, error)
 
 	mu struct {
 		sync.RWMutex
@@ -49,10 +48,7 @@ type device struct {
 	peers int // imported, or being imported
 }
 
-var (
-	_ cudaipc.Device  = (*Node)(nil)
-	_ cudaipc.Watcher = (*Node)(nil)
-)
+var _ cudaipc.Device = (*Node)(nil)
 
 // Open makes a node of its devices.
 func Open(o Options) *Node {
@@ -60,18 +56,6 @@ func Open(o Options) *Node {
 	n.mu.devices = []*device{{Device: o.Host}}
 	n.mu.peers = map[cudaipc.PeerID]*device{}
 	return n
-}
-
-// Watch sets the function that receives lost peers. It is called before any Import.
-func (n *Node) Watch(lost func(cudaipc.PeerID, error)) {
-	n.lost = lost
-	watchDevice(n.opts.Host, lost)
-}
-
-func watchDevice(d cudaipc.Device, lost func(cudaipc.PeerID, error)) {
-	if w, ok := d.(cudaipc.Watcher); ok && lost != nil {
-		w.Watch(lost)
-	}
 }
 
 // Import opens the regions of a peer on their device.
@@ -137,7 +121,6 @@ func (n *Node) gpuLocked(gpu cudaipc.UUID) (*device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("GPU %v: %w", gpu, err)
 	}
-	watchDevice(opened, n.lost)
 	d := &device{Device: opened, place: place, gpu: gpu}
 	n.mu.devices[place] = d
 	return d, nil

@@ -20,16 +20,14 @@ type noteDevice struct {
 	peers  map[cudaipc.PeerID]bool
 	last   cudaipc.Ticket
 	closed bool
-	lost   func(cudaipc.PeerID, error)
+	lost   func(error)
 }
-
-func (d *noteDevice) Watch(lost func(cudaipc.PeerID, error)) { d.lost = lost }
 
 func (d *noteDevice) Import(im cudaipc.Import) error {
 	if im.GPU != d.gpu || d.peers[im.Peer] {
 		return cudaipc.ErrKind
 	}
-	d.peers[im.Peer] = true
+	d.peers[im.Peer], d.lost = true, im.Lost
 	return nil
 }
 
@@ -84,9 +82,9 @@ func onGPU(id cudaipc.PeerID, gpu cudaipc.UUID) cudaipc.Import {
 func TestNodeRoutes(t *testing.T) {
 	n, made := noteNode()
 	var told cudaipc.PeerID
-	n.Watch(func(id cudaipc.PeerID, _ error) { told = id })
 	for id, gpu := range []cudaipc.UUID{{}, {1}, {2}, {1}} {
 		im := onGPU(cudaipc.PeerID(id), gpu)
+		im.Lost = func(error) { told = im.Peer }
 		if gpu == (cudaipc.UUID{}) {
 			im.Regions = im.Regions[:1]
 		}
@@ -111,7 +109,7 @@ func TestNodeRoutes(t *testing.T) {
 			t.Errorf("peer %d: its copy was ended by GPU %v (%v), want %d", id, d.Sums, err, want)
 		}
 	}
-	if made[cudaipc.UUID{2}].lost(2, nil); told != 2 {
+	if made[cudaipc.UUID{2}].lost(nil); told != 2 {
 		t.Error("a loss was not told")
 	}
 	if err := errors.Join(n.Close(1), n.Close(cudaipc.AllPeers)); err != nil {
