@@ -96,9 +96,6 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 			zap.Int("sessions", limits.Sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
 	}
 	a.assemble(limits)
-	if w, ok := device.(cudaipc.Watcher); ok {
-		w.Watch(a.lostPeer)
-	}
 	return a, nil
 }
 

@@ -66,13 +66,6 @@ func (m *memory) give(peer cudaipc.PeerID, regions int, bytes int64) {
 	m.bytes -= bytes
 }
 
-// owner returns the session of a worker, or nil if none has the number.
-func (m *memory) owner(id cudaipc.PeerID) *session {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.workers[id]
-}
-
 // open returns the number of open regions.
 func (m *memory) open() int {
 	m.mu.Lock()
@@ -108,11 +101,9 @@ func (m *memory) close(st *seat) {
 // closeRetry is the pause between attempts to close regions with a copy in flight.
 const closeRetry = time.Millisecond
 
-// lostPeer ends the session of a worker whose memory was open in a mover that has ended. Its copies
-// have ended; the engine receives the reason and registers again.
-func (a *Agent) lostPeer(id cudaipc.PeerID, why error) {
-	if s := a.memory.owner(id); s != nil {
-		s.terminate(endDevice, ipc.ErrCodeInternal,
-			fmt.Errorf("the worker's memory is not open any more; register again: %w", why))
-	}
+// lostMemory ends the session of a worker whose memory was open in a mover that has ended. Its
+// copies have ended; the engine receives the reason and registers again.
+func (s *session) lostMemory(why error) {
+	s.terminate(endDevice, ipc.ErrCodeInternal,
+		fmt.Errorf("the worker's memory is not open any more; register again: %w", why))
 }

@@ -170,7 +170,7 @@ func (s *session) importRegions(reg *registering, peer cudaipc.PeerID) error {
 	im.Proof = proof
 	gone, unwatch := s.watchHangup()
 	defer unwatch()
-	im.Cancelled = gone
+	im.Cancelled, im.Lost = gone, s.lostMemory
 	return s.owner.memory.device.Import(im)
 }
 

@@ -63,6 +63,10 @@ type Import struct {
 	// Cancelled is closed when the peer dies or its session ends. An Import in flight that may take
 	// long then fails within 2 s, with nothing open. Nil: never. It is not sent to other processes.
 	Cancelled <-chan struct{} `json:"-"`
+	// Lost is called, once, when the process that has the regions died, or was killed because it
+	// hung: all copies of the peer have ended, with Bad blocks, and its Poll and Copy answer
+	// ErrPeer. It must still be closed. Nil: not told. It is not sent to other processes.
+	Lost func(error) `json:"-"`
 }
 
 // CheckCancelled returns an error if the import is cancelled.
@@ -191,14 +195,6 @@ type Device interface {
 	// Close closes every region of a peer, or with AllPeers the device. It returns ErrBusy while
 	// a copy of the peer is in flight. Afterwards no byte of the peer is touched.
 	Close(PeerID) error
-}
-
-// Watcher is a device that can lose peers: their regions are in another process, which died, or
-// was killed because it hung. All copies of a lost peer have ended, with Bad blocks; its Poll and
-// Copy answer ErrPeer; it must still be closed.
-type Watcher interface {
-	// Watch sets, before any Import, the function that receives each lost peer, once, unlocked.
-	Watch(lost func(PeerID, error))
 }
 
 // AllPeers closes the device.

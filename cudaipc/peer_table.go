@@ -3,6 +3,8 @@ package cudaipc
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,13 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table holds the peers of a device, and its copies that are in flight or not taken by Done. P is
-// a peer with the device's additions.
+// Table holds the peers of a device, and its copies and samples that are in flight or not taken by
+// Done. P is a peer with the device's additions.
 type Table[P anyPeer] struct {
 	mu struct {
 		sync.RWMutex
 		peers   map[PeerID]P
-		tickets Tickets[*Flight]
+		flights map[Ticket]*Flight
+		last    Ticket
 		closed  bool
 	}
 }
@@ -28,7 +31,7 @@ var ErrClosed = fmt.Errorf("device closed: %w", ErrPeer)
 
 // Init makes a table ready.
 func (t *Table[P]) Init() {
-	t.mu.peers = map[PeerID]P{}
+	t.mu.peers, t.mu.flights = map[PeerID]P{}, map[Ticket]*Flight{}
 }
 
 // Add registers an imported peer.
@@ -62,7 +65,7 @@ func (t *Table[P]) Take(id PeerID, force bool) ([]P, error) {
 		if id != AllPeers && other != id {
 			continue
 		}
-		if !force && p.base().Busy() {
+		if !force && p.base().underWay.Load() > 0 {
 			return nil, fmt.Errorf("peer %d: %w", other, ErrBusy)
 		}
 		closing = append(closing, p)
@@ -72,7 +75,9 @@ func (t *Table[P]) Take(id PeerID, force bool) ([]P, error) {
 	}
 	for _, p := range closing {
 		delete(t.mu.peers, p.base().ID)
-		t.mu.tickets.Forget(p.base())
+		for ticket := range p.base().tickets {
+			delete(t.mu.flights, ticket)
+		}
 	}
 	t.mu.closed = id == AllPeers
 	return closing, nil
@@ -93,7 +98,17 @@ func (t *Table[P]) PeerLocked(id PeerID) (p P, err error) {
 	if !found {
 		return p, fmt.Errorf("peer %d: %w", id, ErrPeer)
 	}
+	if err := p.base().lostLocked(); err != nil {
+		return p, fmt.Errorf("peer %d: %w", id, err)
+	}
 	return p, nil
+}
+
+// All returns all peers.
+func (t *Table[P]) All() []P {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return slices.Collect(maps.Values(t.mu.peers))
 }
 
 // SetWord writes a word of a peer's sync region.
@@ -107,125 +122,147 @@ func (t *Table[P]) SetWord(id PeerID, off, value uint64) error {
 	return p.base().SetWord(off, value)
 }
 
-// Begin finds a peer and holds it: while a copy is in flight, Close is ErrBusy.
-func (t *Table[P]) Begin(id PeerID) (P, error) {
+// Copy checks a copy, gives it a ticket and passes it to submit, which must not wait: the table is
+// locked, so that tickets have the order of submission.
+func (t *Table[P]) Copy(c *Copy, arena int64, submit func(P, *Flight)) (Ticket, error) {
+	return t.enter(c.Peer, &Flight{Copy: c}, func(p *Peer) error { return p.CheckCopy(c, arena) }, submit)
+}
+
+// Sum does the same with a sample.
+func (t *Table[P]) Sum(s *Sample, submit func(P, *Flight)) (Ticket, error) {
+	f := &Flight{Sample: s, until: time.Now().Add(s.Within)}
+	return t.enter(s.Peer, f, func(p *Peer) error { return p.CheckSample(s) }, submit)
+}
+
+func (t *Table[P]) enter(id PeerID, f *Flight, check func(*Peer) error, submit func(P, *Flight)) (Ticket, error) {
+	p, err := t.hold(id)
+	if err != nil {
+		return 0, err
+	}
+	f.peer, f.done = p.base(), make(chan struct{})
+	err = check(f.peer)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err == nil {
+		err = f.peer.lostLocked()
+	}
+	if n := len(f.peer.tickets); err == nil && n >= MaxCopies {
+		err = fmt.Errorf("%d copies not done, at most %d: %w", n, MaxCopies, ErrBusy)
+	}
+	if err != nil {
+		f.peer.underWay.Add(-1)
+		return 0, fmt.Errorf("peer %d: %w", id, err)
+	}
+	t.mu.last++
+	t.mu.flights[t.mu.last] = f
+	f.peer.tickets[t.mu.last] = struct{}{}
+	submit(p, f)
+	return t.mu.last, nil
+}
+
+// hold finds a peer and keeps it open: while it is held, Close is ErrBusy.
+func (t *Table[P]) hold(id PeerID) (P, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	p, err := t.PeerLocked(id)
 	if err == nil {
-		p.base().Hold()
+		p.base().underWay.Add(1)
 	}
 	return p, err
 }
 
-// Enter gives a checked copy of a begun peer its ticket and passes it to submit, which must not
-// wait: t.mu is held, so that tickets have the order of submission.
-func (t *Table[P]) Enter(p P, submit func(*Flight)) (Ticket, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	f := &Flight{}
-	ticket, err := t.mu.tickets.Enter(p.base(), f)
-	if err != nil {
-		p.base().Release()
-		return 0, err
-	}
-	submit(f)
-	return ticket, nil
-}
-
-// EnterSample checks a sample, gives it a ticket and passes it to submit, which must not wait.
-func (t *Table[P]) EnterSample(s *Sample, submit func(P, *Summing)) (Ticket, error) {
-	p, err := t.Begin(s.Peer)
-	if err != nil {
-		return 0, err
-	}
-	if err = p.base().CheckSample(s); err == nil {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		f := &Summing{Flight: &Flight{}, sample: s, until: time.Now().Add(s.Within)}
-		var ticket Ticket
-		if ticket, err = t.mu.tickets.Enter(p.base(), f.Flight); err == nil {
-			submit(p, f)
-			return ticket, nil
-		}
-	}
-	p.base().Release()
-	return 0, fmt.Errorf("peer %d: %w", s.Peer, err)
-}
-
 // Done waits for a copy. With timeout 0 or less it does not wait.
 func (t *Table[P]) Done(ticket Ticket, timeout time.Duration) (Done, bool, error) {
-	return t.mu.tickets.Await(&t.mu.RWMutex, ticket, timeout)
+	t.mu.RLock()
+	f := t.mu.flights[ticket]
+	t.mu.RUnlock()
+	if f != nil && !ClosesWithin(f.done, timeout) {
+		return Done{}, false, nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if f == nil || t.mu.flights[ticket] == nil { // another caller may be faster
+		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
+	}
+	delete(t.mu.flights, ticket)
+	delete(f.peer.tickets, ticket)
+	return f.End, true, nil
 }
 
-// Tickets are the copies of a device that are in flight or not taken by Done. The device's lock
-// guards them and is held in all methods but Await. F is a flight with the device's additions.
-type Tickets[F anyFlight] struct {
-	Open map[Ticket]F
-	last Ticket
+// Finish ends the copy of a ticket as another process says that it has ended, after a call of
+// ending: once it has ended, its caller may use the memory of the copy again.
+func (t *Table[P]) Finish(ticket Ticket, d Done, ending func(*Flight)) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f := t.mu.flights[ticket]
+	if f == nil || f.ended() {
+		return fmt.Errorf("end of copy %d, which is not in flight: %w", ticket, ErrTicket)
+	}
+	blocks, sums := f.blocks()
+	if (d.Bad != nil && len(d.Bad) != blocks) || (d.Bad != nil) != (d.Err != nil) || (sums && len(d.Sums) != blocks) {
+		return fmt.Errorf("end of copy %d: %d bad, %d sums of %d blocks: %w", ticket, len(d.Bad), len(d.Sums),
+			blocks, ErrRange)
+	}
+	ending(f)
+	f.End = d
+	f.Finish()
+	return nil
 }
 
-type anyFlight interface{ base() *Flight }
+// Lose ends the copies of some peers, with bad blocks, and returns the peers: all their calls but
+// Close fail from then on.
+func (t *Table[P]) Lose(lost func(P) bool, why error) (all []P) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range t.mu.peers {
+		if lost(p) {
+			p.base().lost = why
+			all = append(all, p)
+		}
+	}
+	for _, f := range t.mu.flights {
+		if f.peer.lost != nil && !f.ended() {
+			blocks, sums := f.blocks()
+			f.End = AllBad(blocks, sums, f.peer.lost)
+			f.Finish()
+		}
+	}
+	return all
+}
 
 // Flight is a copy or a sample, from its submission until Done has reported its end.
 type Flight struct {
-	peer *Peer
-	done chan struct{} // closed when End is set
-	End  Done
+	Copy   *Copy // nil: a sample
+	Sample *Sample
+	End    Done
+	peer   *Peer
+	until  time.Time     // of a sample
+	done   chan struct{} // closed when End is set
 }
-
-func (f *Flight) base() *Flight { return f }
 
 // Finish ends a flight. A caller that sees the end may close the peer at once.
 func (f *Flight) Finish() {
-	f.peer.Release()
+	f.peer.underWay.Add(-1)
 	close(f.done)
 }
 
-// Enter gives a copy of a peer its ticket.
-func (t *Tickets[F]) Enter(p *Peer, f F) (Ticket, error) {
-	if n := len(p.tickets); n >= MaxCopies {
-		return 0, fmt.Errorf("peer %d: %d copies not done, at most %d: %w", p.ID, n, MaxCopies, ErrBusy)
+func (f *Flight) ended() bool { return ClosesWithin(f.done, 0) }
+
+// blocks returns how many blocks a flight has, and whether they are summed.
+func (f *Flight) blocks() (n int, sums bool) {
+	if f.Copy != nil {
+		return len(f.Copy.Blocks), f.Copy.Sum
 	}
-	b := f.base()
-	b.peer, b.done = p, make(chan struct{})
-	if t.Open == nil {
-		t.Open = map[Ticket]F{}
-	}
-	t.last++
-	t.Open[t.last] = f
-	p.tickets[t.last] = struct{}{}
-	return t.last, nil
+	return len(f.Sample.Blocks), true
 }
 
-// Forget drops the copies of a closed peer.
-func (t *Tickets[F]) Forget(p *Peer) {
-	for ticket := range p.tickets {
-		delete(t.Open, ticket)
+// AllBad returns the end of a copy of which nothing arrived.
+func AllBad(blocks int, sums bool, err error) Done {
+	d := Done{Err: err, Bad: slices.Repeat([]bool{true}, blocks)}
+	if sums {
+		d.Sums = make([]uint32, blocks)
 	}
-}
-
-// Await waits for a copy and drops its ticket. With timeout 0 or less it does not wait. lock is
-// the device's and must not be held.
-func (t *Tickets[F]) Await(lock *sync.RWMutex, ticket Ticket, timeout time.Duration) (Done, bool, error) {
-	lock.RLock()
-	open, found := t.Open[ticket]
-	lock.RUnlock()
-	if !found {
-		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
-	}
-	f := open.base()
-	if !ClosesWithin(f.done, timeout) {
-		return Done{}, false, nil
-	}
-	lock.Lock()
-	defer lock.Unlock()
-	if _, found = t.Open[ticket]; !found { // another caller was faster
-		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
-	}
-	delete(t.Open, ticket)
-	delete(f.peer.tickets, ticket)
-	return f.End, true, nil
+	return d
 }
 
 // MarkBad notes that block i of n did not arrive. Err keeps the first reason.
@@ -258,7 +295,7 @@ func ClosesWithin(c <-chan struct{}, timeout time.Duration) bool {
 }
 
 // Peer is a device's record of an imported peer. Its regions do not change between Import and
-// Close; the device's lock guards tickets.
+// Close; the table's lock guards tickets and lost.
 type Peer struct {
 	ID       PeerID
 	Pid      int
@@ -267,6 +304,7 @@ type Peer struct {
 	Words    []byte // the sync region; nil: no words
 	sync     Sync
 	Proof    int          // Import.Proof; 0: none
+	lost     error        // why calls fail; nil: they do not
 	underWay atomic.Int32 // copies that are being checked, waiting or running
 	tickets  map[Ticket]struct{}
 }
@@ -280,14 +318,13 @@ func (p *Peer) Prepare(im *Import) error {
 	return im.check()
 }
 
-// Hold keeps a peer open until Release: while it is held, Close is ErrBusy.
-func (p *Peer) Hold() { p.underWay.Add(1) }
-
-// Release ends one Hold.
-func (p *Peer) Release() { p.underWay.Add(-1) }
-
-// Busy reports whether the peer is held.
-func (p *Peer) Busy() bool { return p.underWay.Load() > 0 }
+// lostLocked returns why a peer is lost. The table's lock is held.
+func (p *Peer) lostLocked() error {
+	if p.lost == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", p.lost, ErrPeer)
+}
 
 // PlaceWords finds the words that s names, with event cells of cell bytes.
 func (p *Peer) PlaceWords(s *Sync, cell uint64) error {

@@ -126,7 +126,7 @@ const (
 
 // CheckCopy checks every run against its region and the arena. Offsets come from other processes:
 // nothing here may overflow.
-func (p *Peer) CheckCopy(c *Copy, arena int) error {
+func (p *Peer) CheckCopy(c *Copy, arena int64) error {
 	if c.Dir != Gather && c.Dir != Scatter {
 		return fmt.Errorf("direction %d: %w", c.Dir, ErrRange)
 	}
@@ -247,6 +247,23 @@ func (p *Peer) SetWord(off, value uint64) error {
 		return fmt.Errorf("peer %d: sync words: %w: %w", p.ID, err, ErrPeer)
 	}
 	return nil
+}
+
+// PollStep answers a wait for an event that only the driver can answer, as far as the words do:
+// the event has not fired. ask reports that the awaited step has been reached, so that the event
+// decides.
+func (p *Peer) PollStep(w *Wait) (s State, ask bool, err error) {
+	if err := p.CheckWait(w); err != nil {
+		return s, false, err
+	}
+	words := *w
+	words.Event = None
+	s, err = p.Poll(&words)
+	if err != nil || w.Event == None || p.Words == nil {
+		return s, false, err
+	}
+	s.Fired = false
+	return s, s.Step >= w.Step, nil
 }
 
 // Poll answers a wait from the words of a peer, including the event.

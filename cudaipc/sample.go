@@ -54,16 +54,9 @@ type Stretch struct {
 // ReadPeer fills a slice with the bytes of a stretch. Nothing is read after it has returned.
 type ReadPeer func(from Stretch, into []byte) error
 
-// Summing is a sample from its submission until Done has reported its end.
-type Summing struct {
-	*Flight
-	sample *Sample
-	until  time.Time
-}
-
 // Sum computes the sums of a sample. scratch has SampleScratch bytes.
-func (f *Summing) Sum(read ReadPeer, scratch []byte) {
-	s := f.sample
+func (f *Flight) Sum(read ReadPeer, scratch []byte) {
+	s := f.Sample
 	f.End.Sums = make([]uint32, len(s.Blocks))
 	for i := range s.Blocks {
 		sum, err := f.sumBlock(&s.Blocks[i], read, scratch)
@@ -74,10 +67,10 @@ func (f *Summing) Sum(read ReadPeer, scratch []byte) {
 	}
 }
 
-func (f *Summing) sumBlock(b *SampleBlock, read ReadPeer, scratch []byte) (uint32, error) {
+func (f *Flight) sumBlock(b *SampleBlock, read ReadPeer, scratch []byte) (uint32, error) {
 	sum := b.Seed
-	for i := range f.sample.Pieces {
-		piece := &f.sample.Pieces[i]
+	for i := range f.Sample.Pieces {
+		piece := &f.Sample.Pieces[i]
 		at := Stretch{f.peer.Regions[piece.Region], piece.Offset + uint64(b.Block)*piece.Stride}
 		for left := int(piece.Bytes); left > 0; {
 			if time.Now().After(f.until) {

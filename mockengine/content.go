@@ -146,28 +146,6 @@ func wrongBytes(d uint64) (n int) {
 	return n
 }
 
-// FirstBlock returns the bytes of the first layer, on the first rank, of the first block that a
-// prompt of these hash ids has in group 0. A stored block begins with them, so that a test finds it
-// in a pool's memory. cfg is validated.
-func FirstBlock(cfg *Config, prompt []uint64) ([]byte, error) {
-	size := cfg.blockTokens(0)
-	if have := len(prompt) * TraceBlock; have < size {
-		return nil, fmt.Errorf("a prompt of %d tokens has no block of %d", have, size)
-	}
-	s, err := newShape(size, cfg.BlockBytes/layers)
-	if err != nil {
-		return nil, err
-	}
-	tokens := make([]uint32, len(prompt)*TraceBlock)
-	for i, id := range prompt {
-		promptTokens(tokens[i*TraceBlock:][:TraceBlock], id)
-	}
-	bases, _ := s.appendBase(nil, startChain(&noHash), 0, tokens[:size])
-	mem := make([]byte, len(bases)*wordBytes)
-	fill(mem, bases, salt(0, 0, 0))
-	return mem, nil
-}
-
 // BlockID is a block of the engine's KV cache. 0 is the null block: never given, never saved.
 type BlockID = uint32
 

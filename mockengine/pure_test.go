@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/trace/tracetest"
 )
@@ -183,26 +182,6 @@ func TestBlockPool(t *testing.T) {
 		if p.free != n-len(refs) {
 			t.Fatalf("%d blocks are free, want %d", p.free, n-len(refs))
 		}
-	}
-}
-
-func TestTimes(t *testing.T) {
-	var a, b Times
-	for i := range 1000 {
-		a.Record(time.Duration(i+1) * time.Microsecond)
-	}
-	b.Record(time.Second)
-	a.Merge(b)
-	for _, c := range []struct {
-		q    float64
-		want time.Duration
-	}{{0.5, 500 * time.Microsecond}, {0.99, 990 * time.Microsecond}, {1, time.Second}} {
-		if got := a.Quantile(c.q); got < c.want || float64(got) > 1.14*float64(c.want) {
-			t.Errorf("quantile %v is %v, want %v and at most 14 %% more", c.q, got, c.want)
-		}
-	}
-	if Times(nil).Quantile(0.5) != 0 {
-		t.Error("nothing recorded: not 0")
 	}
 }
 

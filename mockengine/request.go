@@ -340,8 +340,6 @@ func (e *Engine) ask(r *request, own int) (tokens int, pending bool) {
 	a := e.agent.Ask(&Question{Hashes: hashes, Tokens: r.nt, Own: own})
 	if a.Failed {
 		e.stats.LookupMisses++
-	} else {
-		e.stats.LookupTimes.Record(e.now().Sub(start))
 	}
 	if a.Pending {
 		if r.pending.IsZero() {

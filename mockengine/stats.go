@@ -3,9 +3,7 @@ package mockengine
 import (
 	"container/list"
 	"fmt"
-	"math/bits"
 	"math/rand/v2"
-	"time"
 
 	"github.com/kvagent/kvagent/trace"
 )
@@ -26,8 +24,6 @@ type Stats struct {
 	LoadsFailed  uint64 `json:"loads_failed"`  // load jobs that did not deliver everything
 	LoadsLate    uint64 `json:"loads_late"`    // load jobs abandoned at the deadline
 	Preemptions  uint64 `json:"preemptions"`
-
-	LookupTimes Times `json:"lookup_times,omitempty"`
 }
 
 // Add adds another engine's counters.
@@ -40,61 +36,6 @@ func (s *Stats) Add(o *Stats) {
 	} {
 		*f.to += *f.from
 	}
-	s.LookupTimes.Merge(o.LookupTimes)
-}
-
-// Times is a histogram of durations: eight buckets for each power of two of nanoseconds, so a
-// quantile is accurate to 13 %. The slice is as long as its highest bucket.
-type Times []uint32
-
-// Record counts one duration.
-func (t *Times) Record(d time.Duration) {
-	i := bucket(uint64(max(d, 1)))
-	for len(*t) <= i {
-		*t = append(*t, 0)
-	}
-	(*t)[i]++
-}
-
-// Merge adds another histogram.
-func (t *Times) Merge(o Times) {
-	for len(*t) < len(o) {
-		*t = append(*t, 0)
-	}
-	for i, n := range o {
-		(*t)[i] += n
-	}
-}
-
-// Quantile returns the upper end of the bucket that holds quantile q, 0 to 1; 0 with nothing
-// recorded.
-func (t Times) Quantile(q float64) time.Duration {
-	var total, seen uint64
-	for _, n := range t {
-		total += uint64(n)
-	}
-	for i, n := range t {
-		if seen += uint64(n); n > 0 && float64(seen) >= q*float64(total) {
-			return time.Duration(bucketEnd(i))
-		}
-	}
-	return 0
-}
-
-func bucket(ns uint64) int {
-	if ns < 8 {
-		return int(ns)
-	}
-	e := bits.Len64(ns) - 4 // ns>>e is 8 to 15
-	return e*8 + int(ns>>e)
-}
-
-func bucketEnd(i int) uint64 {
-	if i < 16 {
-		return uint64(i)
-	}
-	e := i/8 - 1
-	return (uint64(i%8)+9)<<e - 1
 }
 
 // Limits of what is replayed. Beyond one, the trace is refused with its line.

@@ -19,7 +19,6 @@ type sizes struct {
 	region int64 // bytes of one region of an engine, and of the arena
 	open   int64 // bytes of each of two regions whose import is timed
 	piece  int64 // bytes of a piece of virtual memory
-	raw    int64 // bytes of one raw copy
 	pin    int64 // bytes to pin
 	rounds int   // of copies; the median counts
 	loops  int   // of the compute loop
@@ -31,7 +30,6 @@ var (
 		region: 512 << 20,
 		open:   120 << 20,
 		piece:  20 << 20,
-		raw:    256 << 20,
 		pin:    10 << 30,
 		rounds: 7,
 		loops:  2000,
@@ -41,7 +39,6 @@ var (
 		region: 8 << 20,
 		open:   8 << 20,
 		piece:  2 << 20,
-		raw:    2 << 20,
 		pin:    32 << 20,
 		rounds: 2,
 		loops:  40,

@@ -61,9 +61,6 @@ func mapFile(size int64, flags int) ([]byte, error) {
 	return unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
 }
 
-// groupLimits are the files with the memory limit of a container, bytes.
-var groupLimits = []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}
-
 // spareMemory returns the unused memory of this machine, or the container's limit if that is
 // less, bytes, rounded to huge pages.
 func spareMemory() int64 {
@@ -72,14 +69,9 @@ func spareMemory() int64 {
 	if unix.Sysinfo(&i) == nil {
 		spare = int64(i.Freeram+i.Bufferram) * int64(i.Unit)
 	}
-	for _, file := range groupLimits {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		if limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil { // "max" is none
-			spare = min(spare, limit)
-		}
+	text, _ := os.ReadFile("/sys/fs/cgroup/memory.max") // "max", or no such file, is no limit
+	if limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil {
+		spare = min(spare, limit)
 	}
 	return spare >> 23 << 23
 }

@@ -74,15 +74,21 @@ func (b *bench) scattered(dir cudaipc.Direction, fragment int64) *cudaipc.Copy {
 	return c
 }
 
-// rate returns the rate of a copy, bytes per second: the median of the rounds.
-func (b *bench) rate(c *devicetest.Session, copied *cudaipc.Copy) float64 {
+// rate returns the rate of copies of a region at once, bytes per second: the median of the rounds.
+func (b *bench) rate(c *devicetest.Session, copies ...*cudaipc.Copy) float64 {
 	var took []time.Duration
 	for range b.sizes.rounds {
 		begin := time.Now()
-		c.Copy(copied)
+		var tickets []cudaipc.Ticket
+		for _, one := range copies {
+			tickets = append(tickets, c.Submit(one))
+		}
+		for _, ticket := range tickets {
+			c.Wait(ticket)
+		}
 		took = append(took, time.Since(begin))
 	}
-	return float64(b.sizes.region) / median(took).Seconds()
+	return float64(len(copies)) * float64(b.sizes.region) / median(took).Seconds()
 }
 
 func median(took []time.Duration) time.Duration {

@@ -158,11 +158,9 @@ func wrong(p []byte, seed uint64) (n int) {
 // mover starts a mover of the GPU with an arena of size bytes, imports an engine as peer 1, and
 // returns the mover with the number of its process when the arena is pinned.
 func (b *bench) mover(d *cuda.Device, size int64, e devicetest.Engine) (m *mover.Mover, pid int) {
-	var first atomic.Int64
 	o, pinned := b.informed()
 	m, _ = devicetest.OpenMover(b, size, func(of *mover.Options) {
 		o.ArenaFD, o.ArenaSize = of.ArenaFD, of.ArenaSize
-		o.Process = func(pid int, _ bool) { first.CompareAndSwap(0, int64(pid)) }
 		*of = o.ForGPU(d.Info().GPU)
 	})
 	b.Cleanup(func() { _ = m.Close(cudaipc.AllPeers) }) // again, if the check has closed it
@@ -170,7 +168,7 @@ func (b *bench) mover(d *cuda.Device, size int64, e devicetest.Engine) (m *mover
 	b.must(err)
 	b.must(m.Import(im))
 	pinned()
-	return m, int(first.Load())
+	return m, m.Movers()[0].PID
 }
 
 // informed returns options of a mover, and a function that waits until its arena is pinned.

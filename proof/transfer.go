@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
-	"github.com/kvagent/kvagent/cudaipc/cuda"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
@@ -21,30 +20,35 @@ const transferBlock = 2 << 20
 // transferSlab is the size of the pool's slabs, bytes.
 const transferSlab = 16 * transferBlock
 
-// checkTransfer measures an agent's saves and loads from the job to its completion, against
-// single pinned copies: the pool, transfer's threads, and a mover.
+// checkTransfer measures an agent's saves and loads from the job to its completion, against copies
+// in one piece: the pool, transfer's threads, and a mover.
 func checkTransfer(b *bench) {
-	var raw cuda.RawCopies
+	var raw map[string]float64
 	var gpu cudaipc.UUID
-	b.part(func() {
-		_, d := b.gpu(devicetest.MinArena, "")
-		var err error
-		raw, err = d.Raw(b.sizes.raw, b.sizes.rounds)
-		b.must(err)
-		gpu = d.Info().GPU
-	})
+	b.part(func() { raw, gpu = b.raw() })
 	f := b.line.Figures
-	f["raw_d2h_gib_s"], f["raw_h2d_gib_s"], f["raw_both_gib_s"] = raw.ToHost/gib, raw.ToGPU/gib, raw.Both/gib
-	b.line.say("raw D2H %.1f, H2D %.1f, both %.1f GiB/s", raw.ToHost/gib, raw.ToGPU/gib, raw.Both/gib)
+	f["raw_d2h_gib_s"], f["raw_h2d_gib_s"], f["raw_both_gib_s"] = raw["save"]/gib, raw["load"]/gib, raw["both"]/gib
+	b.line.say("raw D2H %.1f, H2D %.1f, both %.1f GiB/s", raw["save"]/gib, raw["load"]/gib, raw["both"]/gib)
 	p := b.newPath(gpu)
 	for i := range fragments {
-		b.measureTransfer(p, i, &raw)
+		b.measureTransfer(p, i, raw)
 	}
+}
+
+// raw measures copies of a region in one piece, bytes per second by way: what all others are held
+// against.
+func (b *bench) raw() (rates map[string]float64, gpu cudaipc.UUID) {
+	n := b.sizes.region
+	f, d := b.gpu(max(n, devicetest.MinArena), "")
+	c := devicetest.Start(b, f, 1, devicetest.Spec{Regions: []int64{2 * n}})
+	save, load := b.scattered(cudaipc.Gather, n), b.scattered(cudaipc.Scatter, n)
+	rates = map[string]float64{"save": b.rate(c, save), "load": b.rate(c, load), "both": b.rate(c, save, load)}
+	return rates, d.Info().GPU
 }
 
 // measureTransfer measures blocks of fragments of one length with both kinds of integrity. The
 // aims are for saves and loads one at a time.
-func (b *bench) measureTransfer(p *path, which int, raw *cuda.RawCopies) {
+func (b *bench) measureTransfer(p *path, which int, raw map[string]float64) {
 	fragment := &fragments[which]
 	var rates [2]map[string]float64 // by Integrity
 	for _, integrity := range []transfer.Integrity{transfer.Header, transfer.Full} {
@@ -55,17 +59,17 @@ func (b *bench) measureTransfer(p *path, which int, raw *cuda.RawCopies) {
 	}
 	for _, way := range []string{"save", "load", "both"} {
 		rate, full := rates[transfer.Header][way], rates[transfer.Full][way]
-		of := map[string]float64{"save": raw.ToHost, "load": raw.ToGPU, "both": raw.Both}[way]
 		name := fragment.name + "_" + way
 		f := b.line.Figures
-		f[name+"_gib_s"], f[name+"_of_raw"], f[name+"_full_gib_s"], f[name+"_full_of_header"] = rate/gib, rate/of,
+		f[name+"_gib_s"], f[name+"_of_raw"], f[name+"_full_gib_s"], f[name+"_full_of_header"] = rate/gib, rate/raw[way],
 			full/gib, full/rate
 		if way == "both" {
 			continue
 		}
-		b.line.say("%s %s %.1f (%.0f %%), with checksums %.1f", fragment.name, way, rate/gib, 100*rate/of, full/gib)
+		b.line.say("%s %s %.1f (%.0f %%), with checksums %.1f", fragment.name, way, rate/gib, 100*rate/raw[way],
+			full/gib)
 		if fragment.share > 0 {
-			b.line.aim(name+" of raw", rate/of, fragment.share, false)
+			b.line.aim(name+" of raw", rate/raw[way], fragment.share, false)
 			b.line.aim(name+" with checksums of that without", full/rate, checksumShare, false)
 		}
 		if fragment.rate > 0 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,20 +29,59 @@ type mockRun struct {
 // replayMock runs the same requests each time. All must end, with right bytes.
 func replayMock(t *testing.T, dir string) (r mockRun) {
 	t.Helper()
-	out, err := kvagentCommand(t, "mock", "--socket-dir", dir, "--lookup-timeout", "10s", "--requests", "40",
-		"--block-bytes", "4096").CombinedOutput()
+	r, err := mockAgain(t, dir)
+	if err != nil || r.Wrong != 0 || r.Late != 0 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	return r
+}
+
+// mockAgain runs the same requests each time. An error has what mock said.
+func mockAgain(t *testing.T, dir string) (r mockRun, err error) {
+	t.Helper()
+	var log bytes.Buffer
+	cmd := kvagentCommand(t, "mock", "--socket-dir", dir, "--lookup-timeout", "10s", "--requests", "40",
+		"--block-bytes", "4096")
+	cmd.Stderr = &log
+	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("mock: %v\n%s", err, out)
+		err = fmt.Errorf("mock: %w\n%s", err, &log)
 	}
 	lines := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
 	left := struct{ Stats *mockRun }{&r}
-	if err := json.Unmarshal(lines[len(lines)-1], &left); err != nil {
-		t.Fatalf("mock: %v\n%s", err, out)
+	if bad := json.Unmarshal(lines[len(lines)-1], &left); bad != nil {
+		t.Fatalf("mock: %v\n%s", bad, out)
 	}
-	if r.Wrong != 0 || r.Late != 0 {
-		t.Fatalf("%+v", r)
+	return r, err
+}
+
+// TestMockFindsAFlippedBit expects an engine to find a bit that flipped in the pool, and with
+// integrity full to compute the block.
+func TestMockFindsAFlippedBit(t *testing.T) {
+	for _, integrity := range []string{"header", "full"} {
+		path := poolFile(t)
+		_, dir, _ := startServe(t, "--dram-path", path, "--integrity", integrity)
+		replayMock(t, dir)
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const at = 20*4096 + 2048 // blocks of 4 KiB lie one after the other from the first on
+		var b [1]byte
+		_, err = f.ReadAt(b[:], at)
+		b[0] ^= 1
+		_, bad := f.WriteAt(b[:], at)
+		if err = errors.Join(err, bad, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		r, err := mockAgain(t, dir)
+		if integrity == "header" && (r.Wrong == 0 || err == nil || !strings.Contains(err.Error(), "wrong bytes")) {
+			t.Errorf("integrity header: %+v, %v; want wrong bytes", r, err)
+		}
+		if integrity == "full" && (r.Saved != 1 || err != nil) {
+			t.Errorf("integrity full: %+v, %v; want one block saved again", r, err)
+		}
 	}
-	return r
 }
 
 // killed ends an agent, which must live until then.

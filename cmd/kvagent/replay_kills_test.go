@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -112,10 +113,30 @@ func startReplay(t *testing.T, settings ...string) *startedReplay {
 // processes returns the command lines of all processes but the replay itself.
 func (l *startedReplay) processes() map[int]string {
 	all := child.Marked(l.mark)
-	for _, pid := range child.ChildrenOf(l.cmd.Process.Pid) {
+	for _, pid := range childrenOf(l.cmd.Process.Pid) {
 		all[pid] = child.CommandLine(pid)
 	}
 	delete(all, l.cmd.Process.Pid)
+	return all
+}
+
+// childrenOf returns the numbers of the processes whose parent is pid.
+func childrenOf(pid int) (all []int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is well-formed
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		_, rest, _ := strings.Cut(string(b), ") ") // proc(5): state and parent come after the name
+		fields := strings.Fields(rest)
+		if len(fields) < 2 || fields[1] != strconv.Itoa(pid) {
+			continue
+		}
+		if child, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
+			all = append(all, child)
+		}
+	}
 	return all
 }
 

@@ -3,7 +3,6 @@
 package cuda
 
 import (
-	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -18,7 +17,6 @@ import (
 type flight struct {
 	*cudaipc.Flight
 	of        *peer
-	copy      *cudaipc.Copy
 	waits     atomic.Int32
 	chunks    int   // in flight (lane)
 	submitted bool  // all chunks were started (lane)
@@ -29,7 +27,7 @@ type flight struct {
 	summed  sumProgress // blocks that the summers were given
 	landed  time.Time   // when the copies ended; of a flight with sums
 
-	faults faults
+	marking sync.Mutex // of bad blocks: its lane and the summers mark them
 }
 
 // sumBytes replaces chunkBytes and maxMerged for a gather with sums: it bounds what is left to
@@ -38,7 +36,7 @@ const sumBytes = 2 << 20
 
 // most returns about how many bytes a chunk of the flight has, and at most one call.
 func (f *flight) most() (chunk, call uint64) {
-	if f.copy.Sum && f.copy.Dir == cudaipc.Gather {
+	if f.Copy.Sum && f.Copy.Dir == cudaipc.Gather {
 		return sumBytes, sumBytes
 	}
 	return chunkBytes, maxMerged
@@ -47,7 +45,6 @@ func (f *flight) most() (chunk, call uint64) {
 // passed ends one wait of a flight. The last one finishes the flight.
 func (f *flight) passed() {
 	if f.waits.Add(-1) == 0 {
-		f.markFaults()
 		if !f.landed.IsZero() {
 			f.End.SumTime = time.Since(f.landed)
 		}
@@ -60,26 +57,20 @@ func (d *Device) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	if err := d.alive(); err != nil {
 		return 0, err
 	}
-	p, err := d.table.Begin(c.Peer)
-	if err != nil {
-		return 0, err
-	}
-	if err := p.CheckCopy(c, len(d.arena)); err != nil {
-		p.Release()
-		return 0, fmt.Errorf("peer %d: %w", p.ID, err)
-	}
-	return d.table.Enter(p, func(f *cudaipc.Flight) { d.submit(&flight{Flight: f, of: p, copy: c}) })
+	return d.table.Copy(c, int64(len(d.arena)), func(p *peer, f *cudaipc.Flight) {
+		d.submit(&flight{Flight: f, of: p})
+	})
 }
 
 func (d *Device) submit(f *flight) {
 	f.waits.Store(1) // for the copies
-	if f.copy.Sum {
-		f.End.Sums = make([]uint32, len(f.copy.Blocks))
-		if f.copy.Dir == cudaipc.Scatter { // its bytes are there: they are summed beside the copy
+	if f.Copy.Sum {
+		f.End.Sums = make([]uint32, len(f.Copy.Blocks))
+		if f.Copy.Dir == cudaipc.Scatter { // its bytes are there: they are summed beside the copy
 			d.sums.enqueue(f, math.MaxUint64)
 		}
 	}
-	d.lanes[f.copy.Dir].flights.put(f) // bounded by MaxCopies per peer
+	d.lanes[f.Copy.Dir].flights.put(f) // bounded by MaxCopies per peer
 }
 
 // copied ends a flight's copies; its lane calls it when none is in flight any more. Copies around
@@ -89,13 +80,15 @@ func (d *Device) copied(f *flight) {
 		f.err = cudaipc.ErrPeerDead
 	}
 	if f.err != nil {
-		for i := range f.copy.Blocks {
-			f.End.MarkBad(i, len(f.copy.Blocks), f.err)
+		f.marking.Lock()
+		for i := range f.Copy.Blocks {
+			f.End.MarkBad(i, len(f.Copy.Blocks), f.err)
 		}
-	} else if f.copy.Sum && f.copy.Dir == cudaipc.Gather {
+		f.marking.Unlock()
+	} else if f.Copy.Sum && f.Copy.Dir == cudaipc.Gather {
 		d.sums.enqueue(f, math.MaxUint64)
 	}
-	if f.copy.Sum {
+	if f.Copy.Sum {
 		f.landed = time.Now()
 	}
 	f.passed()
@@ -105,7 +98,7 @@ func (d *Device) copied(f *flight) {
 // gather are summed while later ones are copied.
 func (d *Device) arrived(f *flight, n uint64) {
 	f.arrived += n
-	if f.copy.Sum && f.copy.Dir == cudaipc.Gather && f.inOrder {
+	if f.Copy.Sum && f.Copy.Dir == cudaipc.Gather && f.inOrder {
 		d.sums.enqueue(f, f.arrived)
 	}
 }
@@ -127,29 +120,28 @@ func (d *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 // lostWait is how long a waiting Done may miss that the device was lost.
 const lostWait = 50 * time.Millisecond
 
-// faults are the parts of a copy's blocks in the arena that could not be read or written. The
-// flight's lane and the summers add to them.
-type faults struct {
-	sync.Mutex
-	places []place
-	err    error // of the first
-}
-
-// noteFault notes that n bytes at an offset of the arena did not arrive, or could not be summed.
-func (f *flight) noteFault(off, n uint64, err error) {
-	f.faults.Lock()
-	defer f.faults.Unlock()
-	f.faults.places = append(f.faults.places, place{off, n})
-	if f.faults.err == nil {
-		f.faults.err = err
+// fault marks the blocks with any of n bytes at an offset of the arena as bad: these did not
+// arrive, or could not be summed.
+func (f *flight) fault(off, n uint64, err error) {
+	f.marking.Lock()
+	defer f.marking.Unlock()
+	run := 0
+	for i := range f.Copy.Blocks {
+		for range f.Copy.Blocks[i].Runs {
+			r := &f.Copy.Runs[run]
+			if from := uint64(r.ArenaOff); off < from+uint64(r.Len) && from < off+n {
+				f.End.MarkBad(i, len(f.Copy.Blocks), err)
+			}
+			run++
+		}
 	}
 }
 
 // faultUnit is the granularity of copyGuarded after a fault: the smallest page.
 const faultUnit = 4 << 10
 
-// copyGuarded copies src to dst, one of which lies in the arena at off. Unreadable pages become
-// faults; the GPU gets stale bytes there, and the block is bad.
+// copyGuarded copies src to dst, one of which lies in the arena at off. In place of unreadable
+// pages the GPU gets stale bytes, and the block is bad.
 func (f *flight) copyGuarded(arena, dst, src []byte, off uint64) {
 	n := min(len(dst), len(src))
 	if pagefault.Guard(arena, nil, func() { copy(dst, src) }) == nil {
@@ -158,37 +150,10 @@ func (f *flight) copyGuarded(arena, dst, src []byte, off uint64) {
 	for at := 0; at < n; {
 		to := min(n, at+faultUnit-int((off+uint64(at))%faultUnit))
 		if err := pagefault.Guard(arena, nil, func() { copy(dst[at:to], src[at:to]) }); err != nil {
-			f.noteFault(off+uint64(at), uint64(to-at), err)
+			f.fault(off+uint64(at), uint64(to-at), err)
 		}
 		at = to
 	}
-}
-
-// markFaults marks the blocks with bytes in faults as bad, when all copies have ended.
-func (f *flight) markFaults() {
-	if f.faults.err == nil {
-		return
-	}
-	run := 0
-	for i := range f.copy.Blocks {
-		bad := false
-		for range f.copy.Blocks[i].Runs {
-			bad = bad || f.faults.overlaps(&f.copy.Runs[run])
-			run++
-		}
-		if bad {
-			f.End.MarkBad(i, len(f.copy.Blocks), f.faults.err)
-		}
-	}
-}
-
-func (t *faults) overlaps(r *cudaipc.Run) bool {
-	for _, p := range t.places {
-		if from := uint64(r.ArenaOff); p.off < from+uint64(r.Len) && from < p.off+p.n {
-			return true
-		}
-	}
-	return false
 }
 
 // issue is the calls of one chunk, sorted by their path.

@@ -152,19 +152,13 @@ func (d *Device) Close(id cudaipc.PeerID) error {
 		})
 	}
 	for _, p := range closing {
-		p.closeRest()
+		d.closeRest(p)
 	}
 	if id == cudaipc.AllPeers {
 		err = errors.Join(err, d.shut(), lost)
 	}
 	return err
 }
-
-// Lost returns a channel that is closed once no call of the device can succeed any more.
-func (d *Device) Lost() <-chan struct{} { return d.lost.ch }
-
-// LostBy returns ErrLost with the driver's error that caused the loss, or nil before.
-func (d *Device) LostBy() error { return d.alive() }
 
 // alive returns the error of a lost device, nil before.
 func (d *Device) alive() error {

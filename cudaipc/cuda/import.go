@@ -39,7 +39,7 @@ func (d *Device) Import(im cudaipc.Import) error {
 		}
 	}
 	if err != nil {
-		p.closeRest()
+		d.closeRest(p)
 		return fmt.Errorf("peer %d: %w", im.Peer, err)
 	}
 	return nil
@@ -219,8 +219,12 @@ func (d *Device) closeOnGPU(p *peer) error {
 	return errors.Join(errs...)
 }
 
-// closeRest closes what is not on the GPU, after closeOnGPU.
-func (p *peer) closeRest() {
+// closeRest closes what is not on the GPU, after closeOnGPU. On a lost device the proof ends with
+// the process: until then copies may touch the peer's memory.
+func (d *Device) closeRest(p *peer) {
+	if d.alive() != nil {
+		p.Proof = 0
+	}
 	if p.wordsRegion != nil {
 		p.wordsRegion.Close()
 	}

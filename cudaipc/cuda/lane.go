@@ -158,9 +158,9 @@ func (l *lane) next(wait bool) bool {
 	}
 	l.flight, l.spans = f, l.spans[:0]
 	var r *cudaipc.Opened
-	for i := range f.copy.Runs {
-		run := &f.copy.Runs[i]
-		if i == 0 || run.Region != f.copy.Runs[i-1].Region {
+	for i := range f.Copy.Runs {
+		run := &f.Copy.Runs[i]
+		if i == 0 || run.Region != f.Copy.Runs[i-1].Region {
 			r = f.of.Regions[run.Region]
 		}
 		l.spans = append(l.spans, span{
@@ -172,7 +172,7 @@ func (l *lane) next(wait bool) bool {
 	}
 	_, call := f.most()
 	l.planner.bytes = min(call, uint64(len(l.ring.mem)))
-	l.rects = l.planner.plan(l.spans, f.copy.Blocks)
+	l.rects = l.planner.plan(l.spans, f.Copy.Blocks)
 	f.inOrder = !l.planner.isTurned
 	return true
 }

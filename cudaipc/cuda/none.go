@@ -20,16 +20,7 @@ func Open(o Options) (*Device, error) { return nil, fmt.Errorf("GPU %v: %w", o.G
 // Info is never called: there is no device.
 func (*Device) Info() cudaipc.CUDAInfo { return cudaipc.CUDAInfo{Lost: errNotBuilt.Error()} }
 
-// Lost is never called: there is no device.
-func (*Device) Lost() <-chan struct{} { return nil }
-
-// LostBy is never called: there is no device.
-func (*Device) LostBy() error { return errNotBuilt }
-
 var errNotBuilt = fmt.Errorf("%w: this program is built without it (build tag cuda)", cudaipc.ErrNoCUDA)
 
 // SeeGPUs returns why no GPU is visible.
 func SeeGPUs() error { return errNotBuilt }
-
-// Raw is never called: there is no device.
-func (*Device) Raw(int64, int) (RawCopies, error) { return RawCopies{}, errNotBuilt }

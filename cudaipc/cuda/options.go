@@ -52,12 +52,3 @@ type Options struct {
 	Path     CopyPath // for all runs that it can copy, in place of FlatPath and RowsPath: for measurements
 	NoPin    bool     // all copies go through the rings, as after a refusal: for tests
 }
-
-// MaxRawCopy is the most that Raw copies at once, bytes.
-const MaxRawCopy = 4 << 30
-
-// RawCopies are the rates of single copies on a GPU, bytes per second.
-type RawCopies struct {
-	ToHost, ToGPU float64
-	Both          float64 // both at once, together
-}

@@ -24,8 +24,8 @@ func (d *Device) Poll(w cudaipc.Wait) (s cudaipc.State, err error) {
 	if err != nil {
 		return s, err
 	}
-	wanted, err := p.readWords(&w, &s)
-	if err != nil || !wanted {
+	s, ask, err := p.PollStep(&w)
+	if err != nil || !ask || p.Dead() {
 		return s, err
 	}
 	fired := false
@@ -44,25 +44,6 @@ func (d *Device) Poll(w cudaipc.Wait) (s cudaipc.State, err error) {
 // SetWord writes a word of a peer's sync region.
 func (d *Device) SetWord(id cudaipc.PeerID, off, value uint64) error {
 	return d.table.SetWord(id, off, value)
-}
-
-// readWords reads the words for a wait and leaves the event as not fired. wanted reports whether
-// the event has to be asked.
-func (p *peer) readWords(w *cudaipc.Wait, s *cudaipc.State) (wanted bool, err error) {
-	if err := p.CheckWait(w); err != nil {
-		return false, err
-	}
-	*s = cudaipc.State{Fired: true}
-	if p.Words == nil {
-		return false, nil
-	}
-	words := *w
-	words.Event = cudaipc.None
-	if err := p.PollWords(&words, s); err != nil || w.Event == cudaipc.None {
-		return false, err
-	}
-	s.Fired = false
-	return s.Step >= w.Step && !p.Dead(), nil
 }
 
 // watchMemory opens the process's statm, which shows whether it still has its memory. Where statm

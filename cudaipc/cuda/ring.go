@@ -51,7 +51,7 @@ func (r *ring) begin() *staged {
 
 // end frees a half; for a gather, after its bytes are in the arena.
 func (r *ring) end(s *staged, arena []byte, f *flight) {
-	if f.copy.Dir == cudaipc.Gather {
+	if f.Copy.Dir == cudaipc.Gather {
 		from := r.halves[s.half]
 		for _, p := range s.places {
 			f.copyGuarded(arena, arena[p.off:p.off+p.n], from, p.off)

@@ -24,7 +24,7 @@ type sampler struct {
 
 // sampling is a sample that is in flight.
 type sampling struct {
-	*cudaipc.Summing
+	*cudaipc.Flight
 	of *peer
 }
 
@@ -84,7 +84,7 @@ func (d *Device) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	if err := d.alive(); err != nil {
 		return 0, err
 	}
-	return d.table.EnterSample(s, func(p *peer, f *cudaipc.Summing) { d.sampler.work.put(sampling{f, p}) })
+	return d.table.Sum(s, func(p *peer, f *cudaipc.Flight) { d.sampler.work.put(sampling{f, p}) })
 }
 
 // Limits of the summing.
@@ -131,7 +131,7 @@ type sumProgress struct {
 // enqueue gives the summers those blocks that lie within the first bytes of a flight and are new
 // to them. The last of them ends the flight's wait for its sums.
 func (s *summers) enqueue(f *flight, bytes uint64) {
-	c, at := f.copy, &f.summed
+	c, at := f.Copy, &f.summed
 	part, size := sumPart{f: f, from: at.block, runs: at.run}, uint64(0)
 	for at.block < len(c.Blocks) {
 		n, runs := uint64(0), int(c.Blocks[at.block].Runs)
@@ -170,7 +170,7 @@ func (s *summers) run() {
 }
 
 func (s *summers) sum(part sumPart) {
-	c, run := part.f.copy, part.runs
+	c, run := part.f.Copy, part.runs
 	for i := part.from; i < part.to; i++ {
 		state := c.Blocks[i].Seed
 		for end := run + int(c.Blocks[i].Runs); run < end; {
@@ -179,7 +179,7 @@ func (s *summers) sum(part sumPart) {
 				n += int64(c.Runs[run].Len)
 			}
 			if err := pagefault.Guard(s.arena, nil, func() { state = sumOf(s.arena[off:off+n], state) }); err != nil {
-				part.f.noteFault(uint64(off), uint64(n), err)
+				part.f.fault(uint64(off), uint64(n), err)
 			}
 		}
 		part.f.End.Sums[i] = state

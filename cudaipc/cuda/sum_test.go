@@ -25,8 +25,7 @@ func TestCUDASumsBeginBeforeTheEnd(t *testing.T) {
 		c.Runs = append(c.Runs, cudaipc.Run{ArenaOff: off, Len: n})
 	}
 	f := &flight{
-		copy:    c,
-		Flight:  &cudaipc.Flight{End: cudaipc.Done{Sums: make([]uint32, len(c.Blocks))}},
+		Flight:  &cudaipc.Flight{Copy: c, End: cudaipc.Done{Sums: make([]uint32, len(c.Blocks))}},
 		inOrder: true,
 	}
 	f.waits.Store(1)

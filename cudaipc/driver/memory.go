@@ -138,29 +138,32 @@ func Whole(n, granule uint64) uint64 { return (n + granule - 1) / granule * gran
 
 // NewRange reserves a range in which nothing is mapped yet.
 func NewRange(size uint64) (*Range, error) {
-	start, err := Reserve(size)
-	return &Range{Start: start, Size: size}, err
+	var a C.CUdeviceptr
+	err := check("cuMemAddressReserve", int(C.cuMemAddressReserve(&a, C.size_t(size), 0, 0, 0)))
+	return &Range{Start: Addr(a), Size: size}, err
 }
 
 // Map maps a whole piece after those that are mapped already.
 func (r *Range) Map(p Physical, size uint64) error {
-	if err := p.Map(r.Start+Addr(r.used), size); err != nil {
-		return err
+	at := C.CUdeviceptr(r.Start + Addr(r.used))
+	err := check("cuMemMap", int(C.cuMemMap(at, C.size_t(size), 0, C.CUmemGenericAllocationHandle(p), 0)))
+	if err == nil {
+		r.mapped = append(r.mapped, size)
+		r.used += size
 	}
-	r.mapped = append(r.mapped, size)
-	r.used += size
-	return nil
+	return err
 }
 
 // Close unmaps the pieces, each as it was mapped, and releases the range.
 func (r *Range) Close() error {
 	var errs []error
-	at := r.Start
+	at := C.CUdeviceptr(r.Start)
 	for _, n := range r.mapped {
-		errs = append(errs, Unmap(at, n))
-		at += Addr(n)
+		errs = append(errs, check("cuMemUnmap", int(C.cuMemUnmap(at, C.size_t(n)))))
+		at += C.CUdeviceptr(n)
 	}
-	return errors.Join(append(errs, Unreserve(r.Start, r.Size))...)
+	free := int(C.cuMemAddressFree(C.CUdeviceptr(r.Start), C.size_t(r.Size)))
+	return errors.Join(append(errs, check("cuMemAddressFree", free))...)
 }
 
 // Physical is a piece of physical GPU memory. It has no address until it is mapped.
@@ -197,28 +200,6 @@ func ImportPhysical(fd int) (Physical, error) {
 // Release releases a piece. Its mappings keep its memory.
 func (p Physical) Release() error {
 	return check("cuMemRelease", int(C.cuMemRelease(C.CUmemGenericAllocationHandle(p))))
-}
-
-// Reserve reserves a range of addresses.
-func Reserve(size uint64) (Addr, error) {
-	var a C.CUdeviceptr
-	err := check("cuMemAddressReserve", int(C.cuMemAddressReserve(&a, C.size_t(size), 0, 0, 0)))
-	return Addr(a), err
-}
-
-// Unreserve releases a range in which nothing is mapped any more.
-func Unreserve(a Addr, size uint64) error {
-	return check("cuMemAddressFree", int(C.cuMemAddressFree(C.CUdeviceptr(a), C.size_t(size))))
-}
-
-// Map puts a whole piece at an address of a reserved range.
-func (p Physical) Map(a Addr, size uint64) error {
-	return check("cuMemMap", int(C.cuMemMap(C.CUdeviceptr(a), C.size_t(size), 0, C.CUmemGenericAllocationHandle(p), 0)))
-}
-
-// Unmap unmaps whole pieces.
-func Unmap(a Addr, size uint64) error {
-	return check("cuMemUnmap", int(C.cuMemUnmap(C.CUdeviceptr(a), C.size_t(size))))
 }
 
 // Allow lets the context's GPU read and write what is mapped in a range.

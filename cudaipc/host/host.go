@@ -74,19 +74,11 @@ func (h *Device) SetWord(id cudaipc.PeerID, off, value uint64) error {
 
 // Copy checks a copy and puts it into its stream.
 func (h *Device) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
-	p, err := h.table.Begin(c.Peer)
-	if err != nil {
-		return 0, err
-	}
-	if err := p.CheckCopy(c, len(h.arena)); err != nil {
-		p.Release()
-		return 0, fmt.Errorf("peer %d: %w", p.ID, err)
-	}
-	return h.table.Enter(p, func(f *cudaipc.Flight) {
+	return h.table.Copy(c, int64(len(h.arena)), func(p *peer, f *cudaipc.Flight) {
 		if p.streams[c.Dir] == nil {
 			p.streams[c.Dir] = startStream(p, h.arena)
 		}
-		p.streams[c.Dir].work <- hostCopy{f, c}
+		p.streams[c.Dir].work <- f
 	})
 }
 
@@ -98,8 +90,8 @@ func (h *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 // peer is a peer of the host device, with its goroutines, which the device's lock guards.
 type peer struct {
 	cudaipc.Peer
-	streams [2]*queue[hostCopy]      // by Direction, nil until the first copy
-	sampler *queue[*cudaipc.Summing] // nil until the first sample
+	streams [2]*queue // by Direction, nil until the first copy
+	sampler *queue    // nil until the first sample
 }
 
 // Import opens the regions of a peer, all or none, and closes every descriptor.

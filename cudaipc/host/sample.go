@@ -1,8 +1,6 @@
 package host
 
 import (
-	"fmt"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -11,10 +9,10 @@ import (
 
 // Sum checks a sample and hands it to the peer's sampler.
 func (h *Device) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
-	return h.table.EnterSample(s, func(p *peer, f *cudaipc.Summing) {
+	return h.table.Sum(s, func(p *peer, f *cudaipc.Flight) {
 		if p.sampler == nil {
 			scratch := make([]byte, cudaipc.SampleScratch)
-			p.sampler = startQueue(func(f *cudaipc.Summing) {
+			p.sampler = startQueue(func(f *cudaipc.Flight) {
 				f.Sum(p.read, scratch)
 				f.Finish()
 			})
@@ -31,15 +29,5 @@ func (p *peer) read(from cudaipc.Stretch, into []byte) error {
 	local := unix.Iovec{Base: &into[0]}
 	local.SetLen(len(into))
 	remote := unix.RemoteIovec{Base: uintptr(from.In.Addr + from.Off), Len: len(into)}
-	if p.Dead() {
-		return cudaipc.ErrPeerDead
-	}
-	n, err := unix.ProcessVMReadv(p.Pid, []unix.Iovec{local}, []unix.RemoteIovec{remote}, 0)
-	if p.Dead() {
-		return cudaipc.ErrPeerDead
-	}
-	if err != nil || n != len(into) {
-		return fmt.Errorf("%d of %d bytes read from process %d: %w", max(n, 0), len(into), p.Pid, reason(err))
-	}
-	return nil
+	return p.move(unix.ProcessVMReadv, []unix.Iovec{local}, []unix.RemoteIovec{remote}, len(into))
 }

@@ -12,13 +12,13 @@ import (
 )
 
 // queue does what it is given, one after the other, on a goroutine of its own. Its peer owns it.
-type queue[T any] struct {
-	work  chan T // has room for MaxCopies
+type queue struct {
+	work  chan *cudaipc.Flight // has room for MaxCopies
 	ended chan struct{}
 }
 
-func startQueue[T any](do func(T)) *queue[T] {
-	q := &queue[T]{work: make(chan T, cudaipc.MaxCopies), ended: make(chan struct{})}
+func startQueue(do func(*cudaipc.Flight)) *queue {
+	q := &queue{work: make(chan *cudaipc.Flight, cudaipc.MaxCopies), ended: make(chan struct{})}
 	go func() {
 		defer close(q.ended)
 		for one := range q.work {
@@ -29,7 +29,7 @@ func startQueue[T any](do func(T)) *queue[T] {
 }
 
 // close ends a queue, which is idle or was never started.
-func (q *queue[T]) close() {
+func (q *queue) close() {
 	if q != nil {
 		close(q.work)
 		<-q.ended
@@ -42,15 +42,9 @@ type stream struct {
 	arena []byte
 }
 
-// hostCopy is a copy in flight.
-type hostCopy struct {
-	*cudaipc.Flight
-	copy *cudaipc.Copy
-}
-
-func startStream(p *peer, arena []byte) *queue[hostCopy] {
+func startStream(p *peer, arena []byte) *queue {
 	s := &stream{p, arena}
-	return startQueue(func(f hostCopy) {
+	return startQueue(func(f *cudaipc.Flight) {
 		s.copy(f)
 		crc32c.StoreFence()
 		f.Finish()
@@ -58,8 +52,8 @@ func startStream(p *peer, arena []byte) *queue[hostCopy] {
 }
 
 // copy copies all blocks. A failed block does not stop the next ones.
-func (s *stream) copy(f hostCopy) {
-	c := f.copy
+func (s *stream) copy(f *cudaipc.Flight) {
+	c := f.Copy
 	if c.Sum {
 		f.End.Sums = make([]uint32, len(c.Blocks))
 	}
@@ -169,27 +163,17 @@ func (v *piece) add(here []byte, addr uintptr) {
 
 func (v *piece) full() bool { return v.bytes == remotePiece || len(v.remote) == remoteVectors }
 
-// flush makes one call. A short transfer is an error: the rest of the peer's range does not exist
-// (any more). The process id is valid while its pidfd reports a living process; bytes read around
-// its death are not trusted.
+// flush makes one call.
 func (s *stream) flush(v *piece, dir cudaipc.Direction, sum uint32, sums bool) (uint32, error) {
 	if v.bytes == 0 {
 		return sum, nil
-	}
-	p := s.peer
-	if p.Dead() {
-		return sum, cudaipc.ErrPeerDead
 	}
 	call := unix.ProcessVMReadv
 	if dir == cudaipc.Scatter {
 		call = unix.ProcessVMWritev
 	}
-	n, err := call(p.Pid, v.local, v.remote, 0)
-	if p.Dead() {
-		return sum, cudaipc.ErrPeerDead
-	}
-	if err != nil || n != v.bytes {
-		return sum, fmt.Errorf("%d of %d bytes moved to or from process %d: %w", max(n, 0), v.bytes, p.Pid, reason(err))
+	if err := s.peer.move(call, v.local, v.remote, v.bytes); err != nil {
+		return sum, err
 	}
 	if sums {
 		if err := pagefault.Guard(s.arena, nil, func() { sum = v.sum(sum) }); err != nil {
@@ -200,19 +184,32 @@ func (s *stream) flush(v *piece, dir cudaipc.Direction, sum uint32, sums bool) (
 	return sum, nil
 }
 
+// move makes one call that moves size bytes. A short transfer is an error: the rest of the peer's
+// range does not exist (any more). The process id is valid while its pidfd reports a living
+// process; bytes moved around its death are not trusted.
+func (p *peer) move(call func(int, []unix.Iovec, []unix.RemoteIovec, uint) (int, error), local []unix.Iovec,
+	remote []unix.RemoteIovec, size int) error {
+	if p.Dead() {
+		return cudaipc.ErrPeerDead
+	}
+	n, err := call(p.Pid, local, remote, 0)
+	switch {
+	case p.Dead():
+		return cudaipc.ErrPeerDead
+	case err == nil && n == size:
+		return nil
+	case err == nil:
+		err = unix.EFAULT // a partial transfer does not say why
+	}
+	return fmt.Errorf("%d of %d bytes moved to or from process %d: %w", max(n, 0), size, p.Pid, err)
+}
+
 // sum goes over the arena's side of a piece, for both directions.
 func (v *piece) sum(state uint32) uint32 {
 	for i := range v.local {
 		state = crc32c.Update(state, iovecBytes(&v.local[i]))
 	}
 	return state
-}
-
-func reason(err error) error {
-	if err == nil {
-		return unix.EFAULT // a partial transfer does not say why
-	}
-	return err
 }
 
 func iovecBytes(v *unix.Iovec) []byte { return unsafe.Slice(v.Base, int(v.Len)) }

@@ -156,10 +156,7 @@ func closeAll(fds []int) {
 	}
 }
 
-// maxCalls is how many requests of a mover may wait for their answers.
-const maxCalls = 4096
-
-// calls are the requests without an answer yet.
+// calls are the requests without an answer yet: a few of each worker of an engine.
 type calls struct {
 	mu struct {
 		sync.Mutex
@@ -172,9 +169,9 @@ type calls struct {
 // call is one request.
 type call struct {
 	what  string
-	until int64 // tick
-	take  func(*fields) error
-	err   error         // readable once done is closed
+	until int64         // tick
+	state cudaipc.State // these two are readable once done is closed
+	err   error
 	done  chan struct{} // closed after the call was removed from open
 }
 
@@ -185,9 +182,6 @@ func (c *calls) add(call *call) (uint64, error) {
 	defer c.mu.Unlock()
 	if c.mu.err != nil {
 		return 0, c.mu.err
-	}
-	if len(c.mu.open) >= maxCalls {
-		return 0, fmt.Errorf("%d requests wait, at most %d: %w", len(c.mu.open), maxCalls, cudaipc.ErrBusy)
 	}
 	c.mu.last++
 	c.mu.open[c.mu.last] = call
@@ -235,19 +229,19 @@ func (c *calls) fail(err error) {
 	}
 }
 
-// call sends a request and waits for its answer, which take reads. After limit, or Limits.Cancel
-// after cancelled is closed, the mover is lost; the wait ends when it is reaped.
+// call sends a request and waits for its answer. After limit, or Limits.Cancel after cancelled is
+// closed, the mover is lost; the wait ends when it is reaped.
 func (p *process) call(what string, limit time.Duration, cancelled <-chan struct{},
-	msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
-	call := &call{what: what, until: p.clock.Load() + p.ticks(limit), take: take, done: make(chan struct{})}
+	msg func(number uint64) ([]byte, []int)) (cudaipc.State, error) {
+	call := &call{what: what, until: p.clock.Load() + p.ticks(limit), done: make(chan struct{})}
 	number, err := p.calls.add(call)
 	if err != nil {
-		return err
+		return call.state, err
 	}
 	b, fds := msg(number)
 	if err := p.post(what, b, fds); errors.Is(err, errNotSent) {
 		p.calls.take(number)
-		return fmt.Errorf("mover %s: %s: %w", p.m.opts.Name, what, err)
+		return call.state, fmt.Errorf("mover %s: %s: %w", p.m.opts.Name, what, err)
 	}
 	select {
 	case <-call.done:
@@ -255,7 +249,7 @@ func (p *process) call(what string, limit time.Duration, cancelled <-chan struct
 		p.calls.shorten(number, p.clock.Load()+p.ticks(p.m.opts.Limits.Cancel))
 		<-call.done
 	}
-	return call.err
+	return call.state, call.err
 }
 
 // post sends a message. If it fails, the mover is lost, unless the error is errNotSent.
@@ -272,49 +266,48 @@ func (p *process) ticks(d time.Duration) int64 {
 	return int64((d + p.m.opts.Limits.Tick - 1) / p.m.opts.Limits.Tick)
 }
 
-func takeAnswer(f *fields) error {
-	err := f.error()
-	if bad := f.end("answer"); bad != nil {
-		return bad
-	}
-	return err
-}
-
 // openDevice has the process open its device.
 func (p *process) openDevice() error {
 	o := &p.m.opts
-	return p.call("open the device", o.Limits.Start, nil, func(number uint64) ([]byte, []int) {
-		return putJSON(nil, msgSetup, number, &Setup{
+	_, err := p.call("open the device", o.Limits.Start, nil, func(number uint64) ([]byte, []int) {
+		return pack(nil, msgSetup, number, &Setup{
 			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize,
 		}), []int{p.m.arena}
-	}, takeAnswer)
+	})
+	return err
 }
 
 func (p *process) importPeer(im *cudaipc.Import) error {
-	return p.call(fmt.Sprintf("import of peer %d", im.Peer), p.m.opts.Limits.Import, im.Cancelled,
-		func(number uint64) ([]byte, []int) { return putImport(nil, number, im) }, takeAnswer)
+	_, err := p.call(fmt.Sprintf("import of peer %d", im.Peer), p.m.opts.Limits.Import, im.Cancelled,
+		func(number uint64) ([]byte, []int) { return putImport(number, im) })
+	return err
 }
 
 // closePeer closes a peer. The end of the process counts as the close.
 func (p *process) closePeer(id cudaipc.PeerID) error {
-	err := p.call(fmt.Sprintf("close of peer %d", id), p.m.opts.Limits.Close, nil, func(number uint64) ([]byte, []int) {
-		return put32(putHead(nil, msgClose, number), uint32(id)), nil
-	}, takeAnswer)
+	p.closing.Add(1)
+	defer p.closing.Add(-1)
+	_, err := p.call(fmt.Sprintf("close of peer %d", id), p.m.opts.Limits.Close, nil,
+		func(number uint64) ([]byte, []int) { return pack(nil, msgClose, number, id), nil })
 	if errors.As(err, new(*cudaipc.LostError)) {
 		return nil
 	}
 	return err
 }
 
-func (p *process) poll(w *cudaipc.Wait) (s cudaipc.State, err error) {
-	err = p.call("poll", p.m.opts.Limits.Poll, nil, func(number uint64) ([]byte, []int) {
-		return putPoll(nil, number, w), nil
-	}, func(f *fields) (err error) {
-		s, err = takeState(f)
-		return err
-	})
+// release closes a peer, if need be with the process.
+func (p *process) release(id cudaipc.PeerID) {
+	if err := p.closePeer(id); err != nil {
+		p.lose(cudaipc.LostCall, fmt.Errorf("close of peer %d: %w", id, err))
+		<-p.reaped
+	}
+}
+
+func (p *process) poll(w cudaipc.Wait) (cudaipc.State, error) {
+	s, err := p.call("poll", p.m.opts.Limits.Poll, nil,
+		func(number uint64) ([]byte, []int) { return pack(nil, msgPoll, number, &w), nil })
 	if errors.As(err, new(*cudaipc.LostError)) {
-		return s, fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
+		err = fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
 	}
 	return s, err
 }

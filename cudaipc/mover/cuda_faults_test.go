@@ -76,11 +76,6 @@ func newCUDAFixture(t *testing.T, engine devicetest.Engine, limits mover.Limits,
 		o.Env = append(slices.Clone(o.Env), env...)
 	})
 	t.Cleanup(func() { _ = m.mover.Close(cudaipc.AllPeers) })
-	m.mover.Watch(func(id cudaipc.PeerID, err error) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.lost[id] = append(m.lost[id], err)
-	})
 	return m
 }
 

@@ -131,11 +131,6 @@ func newFixture(t *testing.T, change func(*mover.Options)) *fixture {
 		}
 	})
 	m.mover, m.arena = f.Device.(*mover.Mover), f.Arena
-	m.mover.Watch(func(id cudaipc.PeerID, err error) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.lost[id] = append(m.lost[id], err)
-	})
 	m.engine = f.Engine(t, devicetest.Spec{Regions: []int64{regionSize}, Events: 1, Revokes: 1})
 	if _, err := m.engine.Do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: regionSize, Seed: 3}); err != nil {
 		t.Fatal(err)
@@ -148,6 +143,11 @@ func (m *fixture) imports(id cudaipc.PeerID) cudaipc.Import {
 	im, err := m.engine.Import(id)
 	if err != nil {
 		m.t.Fatal(err)
+	}
+	im.Lost = func(err error) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.lost[id] = append(m.lost[id], err)
 	}
 	return im
 }
@@ -210,7 +210,7 @@ func (m *fixture) works() {
 // gone reports whether a process has ended and is reaped.
 func gone(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
 
-// expectLost checks a lost peer against cudaipc.Watcher, and closes it.
+// expectLost checks a lost peer against Import.Lost, and closes it.
 func (m *fixture) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
 	m.t.Helper()
 	_, err := m.mover.Copy(&cudaipc.Copy{Peer: id})

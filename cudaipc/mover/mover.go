@@ -25,7 +25,7 @@ type Options struct {
 	ArenaFD   int          // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after New
 	ArenaSize int64        // bytes
 	// Informed receives the state of a GPU's device from time to time, one call at a time for
-	// each process; may be nil.
+	// each process, and returns soon; may be nil.
 	Informed func(cudaipc.CUDAInfo)
 	// AskEvents makes Poll ask the process for events. Events of a GPU's peers are always asked
 	// there; the host's are words that the agent reads by itself.
@@ -34,9 +34,6 @@ type Options struct {
 	Env       []string // besides this process's
 	Node      int      // NUMA node to bind the process to, its processors and its memory; below 0: none
 	Limits    Limits
-	// Process receives the number of each process, when it has started and has nothing open yet
-	// but its socket, and when it is reaped; may be nil.
-	Process func(pid int, runs bool)
 	// Kill replaces the kill of a process in tests, for one that does not end, also at this one's
 	// death; nil: SIGKILL.
 	Kill        func(*os.Process) error
@@ -62,7 +59,7 @@ type Limits struct {
 	Cancel time.Duration
 	Close  time.Duration // one Close, mostly of a dead engine's memory, which must be free within 2 s
 	Poll   time.Duration // one Poll
-	Copy   time.Duration // from one end of a copy to the next, of a peer and direction with copies in flight
+	Copy   time.Duration // from one end of a copy to the next, in a direction with copies in flight
 	Steady time.Duration // a mover that lived so long did not fail at its start
 	// Again is the pause before a start after the second failure in a row; it doubles each time.
 	Again  time.Duration
@@ -101,28 +98,23 @@ func (l *Limits) fill() {
 //	Poll reads the peer's words, mapped here too; the process asks a GPU's event
 type Mover struct {
 	opts      Options
-	arena     int // descriptor
-	watch     func(cudaipc.PeerID, error)
+	arena     int            // descriptor
 	processes sync.WaitGroup // goroutines of all processes
 
 	starting sync.Mutex     // one start at a time; held over it
 	starters sync.WaitGroup // starts that imports asked for, cancelled or not
 	requests atomic.Uint64
 
-	mu struct {
+	table cudaipc.Table[*peer]
+	mu    struct { // taken before the table's lock
 		sync.RWMutex
 		process *process // nil: none runs
-		peers   map[cudaipc.PeerID]*clientPeer
-		tickets cudaipc.Tickets[*clientCopy]
 		closed  bool
 		history history
 	}
 }
 
-var (
-	_ cudaipc.Device  = (*Mover)(nil)
-	_ cudaipc.Watcher = (*Mover)(nil)
-)
+var _ cudaipc.Device = (*Mover)(nil)
 
 // New makes a mover, whose process Start or the first Import starts. Close(AllPeers) frees it.
 func New(o Options) (*Mover, error) {
@@ -138,7 +130,7 @@ func New(o Options) (*Mover, error) {
 	}
 	o.Limits.fill()
 	m := &Mover{opts: o, arena: arena}
-	m.mu.peers = map[cudaipc.PeerID]*clientPeer{}
+	m.table.Init()
 	m.mu.history.lost = map[cudaipc.LossReason]uint64{}
 	for _, reason := range cudaipc.LossReasons {
 		m.mu.history.lost[reason] = 0
@@ -146,52 +138,17 @@ func New(o Options) (*Mover, error) {
 	return m, nil
 }
 
-// Watch sets the function that receives lost peers. It is called before any Import.
-func (m *Mover) Watch(lost func(cudaipc.PeerID, error)) { m.watch = lost }
-
 // Close closes a peer, or with AllPeers the device and its process.
 func (m *Mover) Close(id cudaipc.PeerID) error {
 	if id == cudaipc.AllPeers {
 		return m.closeAll()
 	}
-	p, err := m.beginClose(id)
-	if err != nil {
-		return err
+	closing, err := m.table.Take(id, false)
+	for _, p := range closing {
+		p.process.release(id)
+		p.Close()
 	}
-	if p.lost == nil {
-		err = p.process.closePeer(id)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err != nil {
-		p.closing = false
-		return err
-	}
-	m.forgetLocked(p)
-	return nil
-}
-
-// beginClose marks a peer as closing, so that no call reaches it.
-func (m *Mover) beginClose(id cudaipc.PeerID) (*clientPeer, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	p := m.mu.peers[id]
-	switch {
-	case m.mu.closed:
-		return nil, cudaipc.ErrClosed
-	case p == nil || p.opening:
-		return nil, fmt.Errorf("peer %d: %w", id, cudaipc.ErrPeer)
-	case p.closing || p.view.Busy():
-		return nil, fmt.Errorf("peer %d: %w", id, cudaipc.ErrBusy)
-	}
-	p.closing = true
-	return p, nil
-}
-
-func (m *Mover) forgetLocked(p *clientPeer) {
-	delete(m.mu.peers, p.view.ID)
-	m.mu.tickets.Forget(p.view)
-	p.view.Close()
+	return err
 }
 
 // closeAll ends the process in order: it closes its regions and answers before it exits.
@@ -199,44 +156,20 @@ func (m *Mover) closeAll() error {
 	m.starters.Wait()
 	m.starting.Lock()
 	defer m.starting.Unlock()
+	closing, err := m.table.Take(cudaipc.AllPeers, false)
+	if err != nil {
+		return err
+	}
 	m.mu.Lock()
-	if m.mu.closed {
-		m.mu.Unlock()
-		return cudaipc.ErrClosed
-	}
-	for id, p := range m.mu.peers {
-		if p.opening || p.closing || p.view.Busy() {
-			m.mu.Unlock()
-			return fmt.Errorf("peer %d: %w", id, cudaipc.ErrBusy)
-		}
-	}
 	m.mu.closed = true
 	proc := m.mu.process
 	m.mu.Unlock()
-	var err error
 	if proc != nil {
 		err = proc.quit()
 	}
 	m.processes.Wait()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, p := range m.mu.peers {
-		m.forgetLocked(p)
+	for _, p := range closing {
+		p.Close()
 	}
 	return errors.Join(err, unix.Close(m.arena))
-}
-
-// peerLocked finds a usable peer. m.mu is held, for reading at least.
-func (m *Mover) peerLocked(id cudaipc.PeerID) (*clientPeer, error) {
-	if m.mu.closed {
-		return nil, cudaipc.ErrClosed
-	}
-	p := m.mu.peers[id]
-	if p == nil || p.opening || p.closing {
-		return nil, fmt.Errorf("peer %d: %w", id, cudaipc.ErrPeer)
-	}
-	if p.lost != nil {
-		return nil, fmt.Errorf("peer %d: %w: %w", id, p.lost, cudaipc.ErrPeer)
-	}
-	return p, nil
 }

@@ -1,95 +1,59 @@
 package mover
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// clientPeer is a peer whose regions are open in a mover. Mover.mu guards all but view and asks.
-type clientPeer struct {
-	// view has the sizes of the regions, to check runs by, and the mapped sync words.
-	view    *cudaipc.Peer
-	asks    bool // its events are asked in the mover
+// peer is a peer whose regions are open in a mover. Here it has the sizes of the regions, to check
+// runs by, and the mapped sync words.
+type peer struct {
+	cudaipc.Peer
+	asks    bool        // its events are asked in the mover
+	lost    func(error) // Import.Lost
 	process *process
-
-	opening, closing bool
-	lost             error // why its mover was lost; nil: it was not
-
-	// Copies in the mover by lane, and since which tick none of them has ended.
-	pending [lanesPerPeer]int
-	since   [lanesPerPeer]int64
 }
 
 // Import opens the regions of a peer in the mover, all or none.
 func (m *Mover) Import(im cudaipc.Import) error {
 	defer im.CloseAll()
-	if im.Peer == cudaipc.AllPeers {
-		return fmt.Errorf("peer %d stands for all peers: %w", im.Peer, cudaipc.ErrPeer)
-	}
-	p, err := m.reserve(&im)
-	if err != nil {
-		return err
-	}
-	proc, err := m.aliveFor(&im)
+	p := &peer{asks: m.opts.AskEvents || im.OnGPU(), lost: im.Lost}
+	err := p.Prepare(&im)
 	if err == nil {
-		err = proc.importPeer(&im)
-	}
-	if gone := im.CheckCancelled(); err == nil && gone != nil {
-		err = errors.Join(gone, proc.closePeer(im.Peer))
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err == nil && proc.over {
-		err = proc.err()
-	}
-	if err != nil {
-		delete(m.mu.peers, im.Peer)
-		p.view.Close()
-		return err
-	}
-	p.process, p.opening = proc, false
-	return nil
-}
-
-// reserve takes a peer's number and maps what this side needs of it.
-func (m *Mover) reserve(im *cudaipc.Import) (*clientPeer, error) {
-	view, err := viewPeer(im)
-	if err != nil {
-		return nil, fmt.Errorf("peer %d: %w", im.Peer, err)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.mu.closed {
-		err = cudaipc.ErrClosed
-	} else if m.mu.peers[im.Peer] != nil {
-		err = fmt.Errorf("peer %d is imported already: %w", im.Peer, cudaipc.ErrBusy)
-	}
-	if err != nil {
-		view.Close()
-		return nil, err
-	}
-	p := &clientPeer{view: view, opening: true, asks: m.opts.AskEvents || im.OnGPU()}
-	m.mu.peers[im.Peer] = p
-	return p, nil
-}
-
-// viewPeer makes the agent's view of a peer. The device checks the other regions.
-func viewPeer(im *cudaipc.Import) (*cudaipc.Peer, error) {
-	p := &cudaipc.Peer{}
-	err := p.Prepare(im)
-	if err == nil {
-		err = viewRegions(p, im)
+		err = viewRegions(&p.Peer, &im)
 	}
 	if err == nil && im.Pid > 0 {
 		_ = p.Watch() // the device reports a process that is not there
 	}
+	if err == nil {
+		p.process, err = m.aliveFor(&im)
+	}
+	if err == nil {
+		err = p.process.importPeer(&im)
+	}
+	if err == nil {
+		if err = im.CheckCancelled(); err == nil {
+			err = m.add(p)
+		}
+		if err != nil {
+			p.process.release(im.Peer)
+		}
+	}
 	if err != nil {
 		p.Close()
-		return nil, err
 	}
-	return p, nil
+	return err
+}
+
+// add enters a peer, unless its process has ended.
+func (m *Mover) add(p *peer) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p.process.over {
+		return p.process.err()
+	}
+	return m.table.Add(p)
 }
 
 // viewRegions notes the sizes of a peer's regions, and maps the one that its words are in.

@@ -33,16 +33,20 @@ type process struct {
 	reason   cudaipc.LossReason // these two are readable once ending is closed
 	cause    error
 
-	clock    atomic.Int64                     // ticks
-	pong     atomic.Int64                     // tick of the last answer to a ping
-	info     atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
-	informed atomic.Bool                      // the last question was answered
-	begun    time.Time
-	bound    string // NUMA binding, or why there is none
-	over     bool   // under Mover.mu: its end is reported
+	clock atomic.Int64                     // ticks
+	pong  atomic.Int64                     // tick of the last answer to a ping
+	info  atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
+	begun time.Time
+	bound string // NUMA binding, or why there is none
+	over  bool   // under Mover.mu: its end is reported
 
-	calls calls
+	calls   calls
+	lanes   [lanes]lane
+	closing atomic.Int32 // peers that are being closed
 }
+
+// lane counts the copies of one direction that are in a process.
+type lane struct{ pending, since atomic.Int64 } // since: the tick since which none has ended
 
 func (m *Mover) alive() (*process, error) {
 	m.starting.Lock()
@@ -102,27 +106,21 @@ func (m *Mover) start() (*process, error) {
 		<-proc.ended
 		return nil, err
 	}
-	m.enter(proc)
+	m.mu.Lock()
+	m.mu.history.starts++
+	if !proc.over {
+		m.mu.process = proc
+	}
+	m.mu.Unlock()
 	if err := proc.openDevice(); err != nil {
 		proc.lose(cudaipc.LostStart, err)
 		<-proc.ended // reaped: a process that failed to start leaves nothing open
 		return nil, err
 	}
-	proc.ask(proc.clock.Load())
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.history.opened++
 	return proc, nil
-}
-
-// enter makes a process the mover's current one, unless it has ended already.
-func (m *Mover) enter(proc *process) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.mu.history.starts++
-	if !proc.over {
-		m.mu.process = proc
-	}
 }
 
 func (m *Mover) newProcess() (*process, *os.File, error) {
@@ -140,7 +138,6 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 		ending: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
 	}
 	proc.calls.init()
-	proc.informed.Store(true)
 	c := m.opts.Command
 	proc.cmd = exec.Command(c[0], c[1:]...)
 	proc.cmd.Env = append(os.Environ(), m.opts.Env...)
@@ -160,7 +157,6 @@ func (p *process) run(theirs *os.File, started chan<- error) {
 	err := p.cmd.Start()
 	_ = theirs.Close() // the process has it
 	if err == nil {
-		p.m.reportProcess(p.cmd.Process.Pid, true)
 		p.joined.Go(p.read)
 		p.joined.Go(p.supervise)
 	} else {
@@ -170,18 +166,10 @@ func (p *process) run(theirs *os.File, started chan<- error) {
 	started <- err
 	if err == nil {
 		_ = p.cmd.Wait() // the status is in ProcessState
-		p.m.reportProcess(p.cmd.Process.Pid, false)
 		p.lose(cudaipc.LostCrash, fmt.Errorf("it ended by itself: %v", p.cmd.ProcessState))
 	}
 	close(p.reaped)
 	p.end()
-}
-
-// reportProcess reports the start and the end of a process.
-func (m *Mover) reportProcess(pid int, runs bool) {
-	if m.opts.Process != nil {
-		m.opts.Process(pid, runs)
-	}
 }
 
 // quit ends the process in order and returns when it is reaped.

@@ -50,7 +50,7 @@ func (m *Mover) Movers() []cudaipc.MoverState {
 	defer m.mu.RUnlock()
 	h := &m.mu.history
 	s := cudaipc.MoverState{
-		Name: m.opts.Name, Device: m.opts.Device, Peers: len(m.mu.peers), Starts: h.starts,
+		Name: m.opts.Name, Device: m.opts.Device, Peers: len(m.table.All()), Starts: h.starts,
 		Requests: m.requests.Load(), Lost: maps.Clone(h.lost),
 		NextStartMS: max(time.Until(h.notBefore).Milliseconds(), 0),
 	}
@@ -61,12 +61,10 @@ func (m *Mover) Movers() []cudaipc.MoverState {
 		s.GPU = &cudaipc.CUDAInfo{}
 	}
 	s.Failing = m.mu.process == nil && h.row >= 2 && (h.opened > 0 || m.opts.GPU == (cudaipc.UUID{}))
-	for _, p := range m.mu.peers {
-		s.Copies += p.pending[cudaipc.Gather] + p.pending[cudaipc.Scatter]
-	}
 	if proc := m.mu.process; proc != nil && proc.cmd.Process != nil {
 		s.PID, s.Running, s.Node = proc.cmd.Process.Pid, true, proc.bound
 		s.UpSeconds = time.Since(proc.begun).Seconds()
+		s.Copies = int(proc.lanes[cudaipc.Gather].pending.Load() + proc.lanes[cudaipc.Scatter].pending.Load())
 		if info := proc.info.Load(); info != nil {
 			s.GPU = info
 		}
@@ -113,16 +111,16 @@ func (p *process) end() {
 	p.conn.close()
 	lost := p.m.remove(p)
 	p.calls.fail(p.err())
-	if p.m.watch != nil && !p.quitting.Load() {
-		for _, id := range lost {
-			p.m.watch(id, p.err())
+	for _, one := range lost {
+		if one.lost != nil && !p.quitting.Load() {
+			one.lost(p.err())
 		}
 	}
 	close(p.ended)
 }
 
 // remove deletes a process, ends its copies and returns the peers that are lost with it.
-func (m *Mover) remove(proc *process) (lost []cudaipc.PeerID) {
+func (m *Mover) remove(proc *process) []*peer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	proc.over = true
@@ -132,18 +130,5 @@ func (m *Mover) remove(proc *process) (lost []cudaipc.PeerID) {
 	if !proc.quitting.Load() {
 		m.mu.history.loss(proc, &m.opts.Limits)
 	}
-	for id, p := range m.mu.peers {
-		if p.process == proc && !p.opening {
-			p.lost = proc.err()
-			if !p.closing {
-				lost = append(lost, id)
-			}
-		}
-	}
-	for _, c := range m.mu.tickets.Open {
-		if c.of.process == proc && !c.ended {
-			c.endLocked(allBad(&cudaipc.Copy{Sum: c.sum, Blocks: make([]cudaipc.Block, c.blocks)}, proc.err()))
-		}
-	}
-	return lost
+	return m.table.Lose(func(p *peer) bool { return p.process == proc }, proc.err())
 }

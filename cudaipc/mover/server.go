@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,38 +25,33 @@ type Setup struct {
 // OpenDevice opens, in the mover, the device of a setup.
 type OpenDevice func(Setup) (cudaipc.Device, error)
 
-// server is the mover's side: it applies the agent's requests to a device. One goroutine reads
-// and never waits for the device, so that it answers pings as long as the process lives; each
-// request to the device has a goroutine of its own. It trusts the agent, which is the same
-// binary, but not what engines told the agent: the device checks that.
+// server is the mover's side: it applies the agent's requests to a device. One goroutine reads and
+// never waits for the device, so that it answers pings as long as the process lives; one starts
+// copies, in their order; all else has a goroutine of its own. It trusts the agent, which is the
+// same binary, but not what engines told the agent: the device checks that.
 type server struct {
 	conn    *conn
 	open    OpenDevice
 	ending  chan struct{}  // closed when no more requests are taken
-	running sync.WaitGroup // requests, and lanes
+	running sync.WaitGroup // requests, and copies
+	starts  chan func()    // of copies; while it is full, no more is read
 
-	mu struct {
-		sync.Mutex
-		device cudaipc.Device // nil until the setup is done
-		peers  map[cudaipc.PeerID]*servedPeer
-	}
-}
-
-// servedPeer is a peer that the device has imported.
-type servedPeer struct {
-	id    cudaipc.PeerID
-	proof int // 0: none. Closed when the device has closed the regions
-	lanes [lanesPerPeer]*lane
+	opened atomic.Pointer[cudaipc.Device] // nil until the setup is done, and after the device was closed
 }
 
 // serve serves one connection until it ends, then ends all copies, closes the device and returns.
 // It calls stopped when it takes no more requests.
 func serve(conn *conn, open OpenDevice, stopped func()) error {
-	s := &server{conn: conn, open: open, ending: make(chan struct{})}
-	s.mu.peers = make(map[cudaipc.PeerID]*servedPeer)
+	s := &server{conn: conn, open: open, ending: make(chan struct{}), starts: make(chan func(), cudaipc.MaxCopies)}
+	s.running.Go(func() {
+		for start := range s.starts {
+			start()
+		}
+	})
 	err := s.read()
 	stopped()
 	close(s.ending)
+	close(s.starts)
 	return errors.Join(err, s.end())
 }
 
@@ -88,41 +84,46 @@ func disconnected(err error) bool {
 }
 
 // request decodes a message and starts the request. An error, of the protocol, ends the mover.
-func (s *server) request(msg []byte, fds []int) error {
-	f := &fields{rest: msg}
-	kind, number := f.u8(), f.u64()
-	switch kind {
-	case msgSetup:
-		return s.setup(f, number, fds)
-	case msgImport:
-		return s.startImport(f, number, fds)
+func (s *server) request(b []byte, fds []int) error {
+	m, err := unpack(b)
+	if err == nil {
+		switch m.kind {
+		case msgSetup:
+			return s.setup(&m, fds)
+		case msgImport:
+			return s.startImport(&m, fds)
+		}
 	}
 	if len(fds) > 0 {
 		closeAll(fds)
-		return fmt.Errorf("message %d with descriptors: %w", kind, errWire)
+		err = fmt.Errorf("message %d with descriptors: %w", m.kind, errWire)
 	}
-	switch kind {
+	if err != nil {
+		return err
+	}
+	switch m.kind {
 	case msgPing:
-		return s.send(putHead(nil, msgPong, number))
-	case msgInfo:
-		s.running.Go(s.info)
-		return f.end("info")
+		return s.send(pack(nil, msgPong, m.number, nil))
 	case msgCopy:
-		return s.copy(f, cudaipc.Ticket(number))
+		return s.copy(&m)
 	case msgSum:
-		return s.sum(f, cudaipc.Ticket(number))
+		return s.sum(&m)
 	case msgPoll:
-		w, err := takePoll(f)
+		var w cudaipc.Wait
+		err := m.read(&w)
 		if err == nil {
-			s.running.Go(func() { s.poll(number, w) })
+			s.running.Go(func() { s.poll(m.number, w) })
 		}
 		return err
 	case msgClose:
-		id := cudaipc.PeerID(f.u32())
-		s.running.Go(func() { s.answer(number, s.closePeer(id)) })
-		return f.end("close")
+		var id cudaipc.PeerID
+		err := m.read(&id)
+		if err == nil {
+			s.running.Go(func() { s.answer(m.number, s.closePeer(id)) })
+		}
+		return err
 	}
-	return fmt.Errorf("message %d: %w", kind, errWire)
+	return fmt.Errorf("message %d: %w", m.kind, errWire)
 }
 
 func (s *server) send(msg []byte) error {
@@ -135,30 +136,40 @@ func (s *server) lost(err error) bool {
 	if !errors.Is(err, cudaipc.ErrLost) {
 		return false
 	}
-	_ = s.send(putText(putHead(nil, msgLost, 0), err.Error()))
+	_ = s.send(pack(nil, msgLost, 0, err.Error()))
 	return true
 }
 
 // answer ignores the error of a closed connection: the reader sees it too.
 func (s *server) answer(number uint64, err error) {
 	if !s.lost(err) {
-		_ = s.send(putError(putHead(nil, msgAnswer, number), err))
+		_ = s.send(pack(nil, msgAnswer, number, &answer{Err: carried(err)}))
 	}
 }
 
+// device returns the device, or nil.
 func (s *server) device() cudaipc.Device {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.mu.device
+	if d := s.opened.Load(); d != nil {
+		return *d
+	}
+	return nil
 }
 
-// info sends the state of the device.
-func (s *server) info() {
-	msg := putHead(nil, msgInfoIs, 0)
-	if d := s.device(); d != nil {
-		msg = append(msg, deviceInfo(d)...)
+// infoEvery is how often a mover sends the state of its device.
+const infoEvery = 2 * time.Second
+
+// report sends the state of a device from time to time.
+func (s *server) report(d interface{ Info() cudaipc.CUDAInfo }) {
+	ticker := time.NewTicker(infoEvery)
+	defer ticker.Stop()
+	for {
+		_ = s.send(pack(nil, msgInfo, 0, d.Info())) // as in answer
+		select {
+		case <-ticker.C:
+		case <-s.ending:
+			return
+		}
 	}
-	_ = s.send(msg) // as in answer
 }
 
 func (s *server) poll(number uint64, w cudaipc.Wait) {
@@ -167,17 +178,25 @@ func (s *server) poll(number uint64, w cudaipc.Wait) {
 		state, err = d.Poll(w)
 	}
 	if !s.lost(err) {
-		_ = s.send(putState(nil, number, &state, err)) // as in answer
+		_ = s.send(pack(nil, msgAnswer, number, &answer{carried(err), state})) // as in answer
 	}
 }
 
-// end waits for requests in flight and closes everything: the device first, then the proofs.
-func (s *server) end() error {
-	s.mu.Lock()
-	for _, p := range s.mu.peers {
-		p.endLanes()
+// closePeer closes a peer, or with AllPeers the device. It changes nothing if the device refuses.
+func (s *server) closePeer(id cudaipc.PeerID) error {
+	d := s.device()
+	if d == nil {
+		return nil
 	}
-	s.mu.Unlock()
+	err := d.Close(id)
+	if err == nil && id == cudaipc.AllPeers {
+		s.opened.Store(nil)
+	}
+	return err
+}
+
+// end waits for requests and copies in flight, and closes the device.
+func (s *server) end() error {
 	s.running.Wait()
 	return s.closePeer(cudaipc.AllPeers)
 }

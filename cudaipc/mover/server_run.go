@@ -1,12 +1,10 @@
 package mover
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,9 +30,6 @@ const endWait = 2 * time.Second
 // not end a mover, so that a draining agent can go on.
 func Run(open OpenDevice) error {
 	unix.CloseOnExec(socketFD)
-	if err := closeInherited(); err != nil {
-		return err
-	}
 	conn, err := newConn(socketFD)
 	if err != nil {
 		return fmt.Errorf("%w (a mover is started by an agent, not by hand)", err)
@@ -66,26 +61,6 @@ func watchParent(parent int, deaths <-chan os.Signal, ended <-chan struct{}, con
 	}
 }
 
-// closeInherited closes every descriptor above the standard ones that exec left open. None of
-// this process's own is open yet.
-func closeInherited() error {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		fd, err := strconv.Atoi(e.Name())
-		if err != nil || fd <= socketFD {
-			continue
-		}
-		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
-		if err == nil && flags&unix.FD_CLOEXEC == 0 {
-			_ = unix.Close(fd)
-		}
-	}
-	return nil
-}
-
 // Open opens, in a mover, the devices of this package by their names.
 func Open(s Setup) (cudaipc.Device, error) {
 	switch s.Device {
@@ -108,17 +83,4 @@ func Open(s Setup) (cudaipc.Device, error) {
 	}
 	return nil, fmt.Errorf("device %q, allowed: %s, %s: %w", s.Device, cudaipc.HostDevice, cudaipc.CUDADevice,
 		cudaipc.ErrKind)
-}
-
-// deviceInfo returns the state of a device as JSON, or nothing if it has none.
-func deviceInfo(d cudaipc.Device) []byte {
-	c, ok := d.(interface{ Info() cudaipc.CUDAInfo })
-	if !ok {
-		return nil
-	}
-	text, err := json.Marshal(c.Info())
-	if err != nil {
-		return nil // it has texts and numbers only
-	}
-	return text
 }

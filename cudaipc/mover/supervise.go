@@ -1,9 +1,10 @@
 package mover
 
 import (
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -29,48 +30,45 @@ func (p *process) read() {
 }
 
 // message handles one message. An error is the mover's fault.
-func (p *process) message(msg []byte) error {
-	f := &fields{rest: msg}
-	kind, number := f.u8(), f.u64()
-	switch kind {
+func (p *process) message(b []byte) error {
+	m, err := unpack(b)
+	if err != nil {
+		return err
+	}
+	switch m.kind {
 	case msgPong:
 		p.pong.Store(p.clock.Load())
-		return f.end("pong")
+		return nil
 	case msgDone:
-		d, err := takeDone(f)
+		d, err := takeDone(&m)
 		if err != nil {
 			return err
 		}
-		return p.m.finish(cudaipc.Ticket(number), d)
-	case msgInfoIs:
-		var info cudaipc.CUDAInfo
-		told := len(f.rest) > 0 && json.Unmarshal(f.rest, &info) == nil // the host's device has none
-		if told {
-			p.info.Store(&info)
+		return p.finish(cudaipc.Ticket(m.number), d)
+	case msgInfo:
+		info := &cudaipc.CUDAInfo{}
+		err := m.read(info)
+		if p.info.Store(info); p.m.opts.Informed != nil {
+			p.m.opts.Informed(*info)
 		}
-		p.m.processes.Go(func() {
-			if told && p.m.opts.Informed != nil {
-				p.m.opts.Informed(info)
-			}
-			p.informed.Store(true)
-		})
-		return nil
+		return err
 	case msgLost:
-		p.lose(cudaipc.LostDevice, errors.New(string(f.bytes())))
-		return f.end("lost")
-	case msgAnswer, msgState:
-		call := p.calls.take(number)
+		var why string
+		err := m.read(&why)
+		p.lose(cudaipc.LostDevice, errors.New(why))
+		return err
+	case msgAnswer:
+		call := p.calls.take(m.number)
 		if call == nil {
-			return fmt.Errorf("answer to request %d, which was not made: %w", number, errWire)
+			return fmt.Errorf("answer to request %d, which was not made: %w", m.number, errWire)
 		}
-		call.err = call.take(f)
+		var a answer
+		err := m.read(&a)
+		call.state, call.err = a.State, cmp.Or(err, arrived(a.Err))
 		close(call.done)
-		if errors.Is(call.err, errWire) {
-			return call.err
-		}
-		return nil
+		return err
 	}
-	return fmt.Errorf("message %d: %w", kind, errWire)
+	return fmt.Errorf("message %d: %w", m.kind, errWire)
 }
 
 // supervise checks the mover once per tick until it dies. Time is counted in ticks of this
@@ -91,10 +89,7 @@ func (p *process) supervise() {
 			p.lose(reason, err)
 			return
 		}
-		p.trySend(msgPing, now)
-		if now%p.ticks(infoEvery) == 1 {
-			p.ask(now)
-		}
+		p.ping(now)
 	}
 }
 
@@ -102,7 +97,7 @@ func (p *process) supervise() {
 func (p *process) overdue(now int64) (cudaipc.LossReason, error) {
 	limits := &p.m.opts.Limits
 	ping := limits.Ping
-	if p.m.releasing(p) {
+	if p.releasing() {
 		ping = min(ping, limits.Quiet)
 	}
 	if now-p.pong.Load() > p.ticks(ping) {
@@ -111,8 +106,10 @@ func (p *process) overdue(now int64) (cudaipc.LossReason, error) {
 	if call := p.calls.overdue(now); call != nil {
 		return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, p.m.errorHint())
 	}
-	if id, stuck := p.m.stuck(p, now); stuck {
-		return cudaipc.LostCopy, fmt.Errorf("no copy of peer %d ended within %v%s", id, limits.Copy, p.m.errorHint())
+	for i := range p.lanes {
+		if l := &p.lanes[i]; l.pending.Load() > 0 && now-l.since.Load() > p.ticks(limits.Copy) {
+			return cudaipc.LostCopy, fmt.Errorf("no copy ended within %v%s", limits.Copy, p.m.errorHint())
+		}
 	}
 	return "", nil
 }
@@ -128,49 +125,19 @@ func (m *Mover) errorHint() string {
 }
 
 // releasing reports whether a peer of a process is being closed, or will be because it is dead.
-func (m *Mover) releasing(proc *process) bool {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	for _, p := range m.mu.peers {
-		if p.process == proc && (p.closing || p.view.Dead()) {
-			return true
-		}
-	}
-	return false
+func (p *process) releasing() bool {
+	return p.closing.Load() > 0 ||
+		slices.ContainsFunc(p.m.table.All(), func(one *peer) bool { return one.process == p && one.Dead() })
 }
 
-// stuck finds a peer of a process whose copies do not end.
-func (m *Mover) stuck(proc *process, now int64) (cudaipc.PeerID, bool) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	for id, p := range m.mu.peers {
-		for lane := range p.pending {
-			if p.process == proc && p.pending[lane] > 0 && now-p.since[lane] > proc.ticks(m.opts.Limits.Copy) {
-				return id, true
-			}
-		}
-	}
-	return 0, false
-}
-
-// infoEvery is how often a mover that has answered is asked for its device's state again.
-const infoEvery = 2 * time.Second
-
-// trySend sends a message that may be left out. It sends nothing while another message is being
-// sent, since it would have to wait for the mover. A ping that is not sent has no answer either.
-func (p *process) trySend(kind byte, now int64) (sent bool) {
+// ping asks for a sign of life, unless another message is being sent, for which it would have to
+// wait. A ping that is not sent has no answer either.
+func (p *process) ping(now int64) {
 	c := p.conn
 	if !c.sending.TryLock() {
-		return false
+		return
 	}
 	defer c.sending.Unlock()
 	_ = c.conn.SetWriteDeadline(time.Now().Add(p.m.opts.Limits.Tick)) // as in send
-	return c.packet(packetLast, putHead(nil, kind, uint64(now)), nil) == nil
-}
-
-// ask asks for the device's state.
-func (p *process) ask(now int64) {
-	if p.informed.Swap(false) {
-		p.informed.CompareAndSwap(false, !p.trySend(msgInfo, now))
-	}
+	_ = c.packet(packetLast, pack(nil, msgPing, uint64(now), nil), nil)
 }

@@ -13,99 +13,74 @@ import (
 )
 
 // The messages between an agent and its mover. Both are the same binary, so the form has no
-// versions: one byte of kind, eight of number (a request's, or a ticket), and fields as the
-// functions below put them.
+// versions: one byte of kind, eight of number (a request's, or a ticket), four of the length of a
+// head in JSON, the head, and lists as they lie in memory.
 const (
-	msgSetup  byte = iota + 1 // agent: JSON of Setup, with the arena's descriptor. Answered when the device is open
-	msgImport                 // agent: JSON of an Import, with its descriptors; the proof's first
-	msgClose                  // agent: a peer
-	msgPoll                   // agent: a wait
-	msgCopy                   // agent: a copy; its number is the ticket
+	msgSetup  byte = iota + 1 // agent: Setup, with the arena's descriptor. Answered when the device is open
+	msgImport                 // agent: Import, with its descriptors; the proof's first
+	msgClose                  // agent: PeerID
+	msgPoll                   // agent: Wait
+	msgCopy                   // agent: copyHead, and its lists; its number is the ticket
+	msgSum                    // agent: Sample; its number is the ticket. Its end is msgDone
 	msgPing                   // agent
-	msgInfo                   // agent: asks for the state of the device
-	msgAnswer                 // mover: of setup, import and close
-	msgState                  // mover: of a poll
-	msgDone                   // mover: the end of a copy
+	msgAnswer                 // mover: answer, to setup, import, close and poll
+	msgDone                   // mover: doneHead and the sums: the end of a copy
 	msgPong                   // mover
-	msgInfoIs                 // mover: of msgInfo, JSON or nothing
-	msgLost                   // mover: its device is lost (ErrLost), the agent ends it
-	msgSum                    // agent: JSON of a Sample; its number is the ticket. Its end is msgDone
+	msgInfo                   // mover: CUDAInfo, from time to time
+	msgLost                   // mover: why its device is lost (ErrLost); the agent ends it
 )
 
-func putHead(b []byte, kind byte, number uint64) []byte {
-	return binary.LittleEndian.AppendUint64(append(b[:0], kind), number)
+// message is a message that was received.
+type message struct {
+	kind   byte
+	number uint64
+	head   []byte
+	lists  []byte
 }
 
-func put8(b []byte, v bool) []byte {
-	if v {
-		return append(b, 1)
+const fixedBytes = 1 + 8 + 4
+
+// pack encodes a message into the memory of b, if that suffices. A head of nil is none.
+func pack(b []byte, kind byte, number uint64, head any, lists ...[]byte) []byte {
+	var text []byte
+	if head != nil {
+		var err error
+		if text, err = json.Marshal(head); err != nil {
+			panic(err) // they have texts, numbers and booleans
+		}
 	}
-	return append(b, 0)
-}
-
-func put32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }
-func put64(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(b, v) }
-
-func putText(b []byte, s string) []byte { return append(put32(b, uint32(len(s))), s...) }
-
-// fields decodes these fields. All are zero after the first that is missing or invalid.
-type fields struct {
-	rest []byte
-	bad  bool
-}
-
-func (f *fields) take(n int) []byte {
-	if f.bad || n < 0 || n > len(f.rest) {
-		f.bad = true
-		return nil
+	b = binary.LittleEndian.AppendUint64(append(b[:0], kind), number)
+	b = append(binary.LittleEndian.AppendUint32(b, uint32(len(text))), text...)
+	for _, list := range lists {
+		b = append(b, list...)
 	}
-	b := f.rest[:n]
-	f.rest = f.rest[n:]
 	return b
 }
 
-func (f *fields) u8() byte {
-	if b := f.take(1); b != nil {
-		return b[0]
+func unpack(b []byte) (m message, err error) {
+	if len(b) < fixedBytes {
+		return m, fmt.Errorf("%d bytes: %w", len(b), errWire)
 	}
-	return 0
-}
-
-func (f *fields) flag() bool {
-	v := f.u8()
-	f.bad = f.bad || v > 1
-	return v == 1
-}
-
-func (f *fields) u32() uint32 {
-	if b := f.take(4); b != nil {
-		return binary.LittleEndian.Uint32(b)
+	m.kind, m.number = b[0], binary.LittleEndian.Uint64(b[1:])
+	n, rest := uint64(binary.LittleEndian.Uint32(b[9:])), b[fixedBytes:]
+	if n > uint64(len(rest)) {
+		return m, fmt.Errorf("message %d with a head of %d bytes: %w", m.kind, n, errWire)
 	}
-	return 0
+	m.head, m.lists = rest[:n], rest[n:]
+	return m, nil
 }
 
-func (f *fields) u64() uint64 {
-	if b := f.take(8); b != nil {
-		return binary.LittleEndian.Uint64(b)
+// read reads the head of a message.
+func (m *message) read(v any) error {
+	if err := json.Unmarshal(m.head, v); err != nil {
+		return fmt.Errorf("message %d: %w: %w", m.kind, errWire, err)
 	}
-	return 0
+	return nil
 }
-
-// count reads the length of a list whose elements have at least each bytes.
-func (f *fields) count(each int) int {
-	n := int(f.u32())
-	if n*each > len(f.rest) {
-		f.bad = true
-		return 0
-	}
-	return n
-}
-
-func (f *fields) bytes() []byte { return f.take(f.count(1)) }
 
 // plain are the values that lie in a message as they lie in memory.
 type plain interface {
-	cudaipc.Block | cudaipc.Run | uint32 | bool
+	cudaipc.Block | cudaipc.Run | uint32
 }
 
 // bytesOf returns the memory of a list.
@@ -113,165 +88,123 @@ func bytesOf[T plain](list []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(list))), len(list)*int(unsafe.Sizeof(*new(T))))
 }
 
-func putList[T plain](b []byte, list []T) []byte {
-	return append(put32(b, uint32(len(list))), bytesOf(list)...)
-}
-
-// takeList reads a list into the memory of another one, if that suffices.
-func takeList[T plain](f *fields, into []T) []T {
-	n := f.count(int(unsafe.Sizeof(*new(T))))
-	into = slices.Grow(into[:0], n)[:n]
-	copy(bytesOf(into), f.take(len(bytesOf(into))))
-	return into
-}
-
-// end returns an error unless all fields were there and nothing else was.
-func (f *fields) end(what string) error {
-	if f.bad || len(f.rest) > 0 {
-		return fmt.Errorf("%s: %w", what, errWire)
+// takeList reads the next list of a message into the memory of another one, if that suffices.
+func takeList[T plain](m *message, n int, into []T) ([]T, error) {
+	if n < 0 || n > len(m.lists)/int(unsafe.Sizeof(*new(T))) {
+		return nil, fmt.Errorf("message %d with a list of %d: %w", m.kind, n, errWire)
 	}
-	return nil
+	into = slices.Grow(into[:0], n)[:n]
+	m.lists = m.lists[copy(bytesOf(into), m.lists):]
+	return into, nil
 }
 
 // sentinels are the errors that keep their meaning on the wire; their numbers are their places.
 var sentinels = [...]error{
-	nil, cudaipc.ErrPeer, cudaipc.ErrRange, cudaipc.ErrBusy, cudaipc.ErrKind, cudaipc.ErrTicket, cudaipc.ErrNoCUDA,
+	cudaipc.ErrPeer, cudaipc.ErrRange, cudaipc.ErrBusy, cudaipc.ErrKind, cudaipc.ErrTicket, cudaipc.ErrNoCUDA,
 }
 
 // deviceError is an error of the mover's device in the agent.
 type deviceError struct {
-	text     string
-	sentinel error
+	Text     string
+	Sentinel int // that it wraps; beyond the list: none
 }
 
-func (e *deviceError) Error() string { return e.text }
-func (e *deviceError) Unwrap() error { return e.sentinel }
+func (e *deviceError) Error() string { return e.Text }
 
-// putError puts whether there is an error, which sentinel it wraps, and its text.
-func putError(b []byte, err error) []byte {
+func (e *deviceError) Unwrap() error {
+	if e.Sentinel < 0 || e.Sentinel >= len(sentinels) {
+		return nil
+	}
+	return sentinels[e.Sentinel]
+}
+
+// carried returns an error as it is sent.
+func carried(err error) *deviceError {
 	if err == nil {
-		return append(b, 0)
-	}
-	which := 0
-	for i := 1; i < len(sentinels); i++ {
-		if errors.Is(err, sentinels[i]) {
-			which = i
-			break
-		}
-	}
-	return putText(append(b, 1, byte(which)), err.Error())
-}
-
-func (f *fields) error() error {
-	if !f.flag() {
 		return nil
 	}
-	which := int(f.u8())
-	text := string(f.bytes())
-	if which >= len(sentinels) {
-		f.bad = true
-		return nil
-	}
-	return &deviceError{text, sentinels[which]}
+	which := slices.IndexFunc(sentinels[:], func(s error) bool { return errors.Is(err, s) })
+	return &deviceError{err.Error(), which}
 }
 
-// putCopy puts a copy. Its number is the ticket.
+// arrived returns an error that was sent, which is nil if there is none.
+func arrived(e *deviceError) error {
+	if e == nil {
+		return nil
+	}
+	return e
+}
+
+// answer answers a request; State is that of a poll.
+type answer struct {
+	Err   *deviceError
+	State cudaipc.State
+}
+
+type copyHead struct {
+	Peer         cudaipc.PeerID
+	Dir          cudaipc.Direction
+	Sum          bool
+	Blocks, Runs int // how many are listed
+}
+
 func putCopy(b []byte, t cudaipc.Ticket, c *cudaipc.Copy) []byte {
-	b = put32(putHead(b, msgCopy, uint64(t)), uint32(c.Peer))
-	b = put8(append(b, byte(c.Dir)), c.Sum)
-	return putList(putList(b, c.Blocks), c.Runs)
+	head := copyHead{c.Peer, c.Dir, c.Sum, len(c.Blocks), len(c.Runs)}
+	return pack(b, msgCopy, uint64(t), &head, bytesOf(c.Blocks), bytesOf(c.Runs))
 }
 
 // takeCopy reads a copy into c, whose slices are used again.
-func takeCopy(f *fields, c *cudaipc.Copy) error {
-	c.Peer, c.Dir, c.Sum = cudaipc.PeerID(f.u32()), cudaipc.Direction(f.u8()), f.flag()
-	c.Blocks = takeList(f, c.Blocks)
-	c.Runs = takeList(f, c.Runs)
-	return f.end("copy")
-}
-
-// putDone puts the end of a copy.
-func putDone(b []byte, t cudaipc.Ticket, d *cudaipc.Done) []byte {
-	b = putError(putHead(b, msgDone, uint64(t)), d.Err)
-	return put64(putList(putList(b, d.Sums), d.Bad), uint64(d.SumTime))
-}
-
-func takeDone(f *fields) (d cudaipc.Done, err error) {
-	d.Err = f.error()
-	d.Sums, d.Bad = takeList(f, d.Sums), takeList(f, d.Bad)
-	d.SumTime = time.Duration(f.u64())
-	return d, f.end("done")
-}
-
-func putPoll(b []byte, number uint64, w *cudaipc.Wait) []byte {
-	b = put32(put32(put32(putHead(b, msgPoll, number), uint32(w.Peer)), w.Event), w.Revoke)
-	return put64(b, w.Step)
-}
-
-func takePoll(f *fields) (w cudaipc.Wait, err error) {
-	w.Peer, w.Event, w.Revoke, w.Step = cudaipc.PeerID(f.u32()), f.u32(), f.u32(), f.u64()
-	return w, f.end("poll")
-}
-
-func putState(b []byte, number uint64, s *cudaipc.State, err error) []byte {
-	return put8(put8(put64(putError(putHead(b, msgState, number), err), s.Step), s.Fired), s.Revoked)
-}
-
-func takeState(f *fields) (s cudaipc.State, err error) {
-	err = f.error()
-	s.Step, s.Fired, s.Revoked = f.u64(), f.flag(), f.flag()
-	if bad := f.end("state"); bad != nil {
-		return s, bad
+func takeCopy(m *message, c *cudaipc.Copy) (err error) {
+	var head copyHead
+	if err = m.read(&head); err != nil {
+		return err
 	}
-	return s, err
+	c.Peer, c.Dir, c.Sum = head.Peer, head.Dir, head.Sum
+	if c.Blocks, err = takeList(m, head.Blocks, c.Blocks); err == nil {
+		c.Runs, err = takeList(m, head.Runs, c.Runs)
+	}
+	return err
 }
 
-// putJSON puts a message that is rare enough to be JSON.
-func putJSON(b []byte, kind byte, number uint64, v any) []byte {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic(err) // they have texts, numbers and booleans
-	}
-	return append(putHead(b, kind, number), text...)
+type doneHead struct {
+	Err     *deviceError
+	Bad     []bool
+	Sums    int // how many are listed
+	SumTime time.Duration
 }
 
-func takeJSON(f *fields, v any) error {
-	if err := json.Unmarshal(f.rest, v); err != nil {
-		return fmt.Errorf("%w: %w", errWire, err)
+func putDone(t cudaipc.Ticket, d *cudaipc.Done) []byte {
+	head := doneHead{carried(d.Err), d.Bad, len(d.Sums), d.SumTime}
+	return pack(nil, msgDone, uint64(t), &head, bytesOf(d.Sums))
+}
+
+func takeDone(m *message) (d cudaipc.Done, err error) {
+	var head doneHead
+	if err = m.read(&head); err != nil {
+		return d, err
 	}
-	return nil
+	d.Err, d.Bad, d.SumTime = arrived(head.Err), head.Bad, head.SumTime
+	d.Sums, err = takeList(m, head.Sums, d.Sums)
+	return d, err
 }
 
 // maxHandle is the longest handle of a region that is carried, bytes.
 const maxHandle = 256
 
 // putImport encodes an import and lists its descriptors: the proof's, then the regions'.
-func putImport(b []byte, number uint64, im *cudaipc.Import) (msg []byte, fds []int) {
-	if im.Proof > 0 {
-		fds = append(fds, im.Proof)
+func putImport(number uint64, im *cudaipc.Import) (msg []byte, fds []int) {
+	for _, fd := range descriptors(im) {
+		fds = append(fds, *fd)
 	}
-	for i := range im.Regions {
-		if im.Regions[i].HasFD() {
-			fds = append(fds, im.Regions[i].FD)
-		}
-	}
-	return putJSON(b, msgImport, number, im), fds
+	return pack(nil, msgImport, number, im), fds
 }
 
 // takeImport decodes an import, which owns the descriptors unless there is an error.
-func takeImport(f *fields, fds []int) (im cudaipc.Import, err error) {
-	if err = takeJSON(f, &im); err != nil {
+func takeImport(m *message, fds []int) (im cudaipc.Import, err error) {
+	if err = m.read(&im); err != nil {
 		return im, err
 	}
-	wanted := []*int{}
-	if im.Proof > 0 {
-		wanted = append(wanted, &im.Proof)
-	}
-	for i := range im.Regions {
-		if r := &im.Regions[i]; r.HasFD() {
-			wanted = append(wanted, &r.FD)
-		}
-	}
+	wanted := descriptors(&im)
 	if len(wanted) != len(fds) {
 		return im, fmt.Errorf("import with %d descriptors of %d: %w", len(fds), len(wanted), errWire)
 	}
@@ -279,4 +212,16 @@ func takeImport(f *fields, fds []int) (im cudaipc.Import, err error) {
 		*fd = fds[i]
 	}
 	return im, nil
+}
+
+func descriptors(im *cudaipc.Import) (all []*int) {
+	if im.Proof > 0 {
+		all = append(all, &im.Proof)
+	}
+	for i := range im.Regions {
+		if r := &im.Regions[i]; r.HasFD() {
+			all = append(all, &r.FD)
+		}
+	}
+	return all
 }

@@ -55,81 +55,47 @@ func NUMANode(gpu cudaipc.UUID) int { return numaNode("/", gpu) }
 // numaNode implements NUMANode. Tests pass another root than /.
 func numaNode(root string, gpu cudaipc.UUID) int {
 	for file, text := range gpuTexts(root) {
-		if !isOf(text, gpu) {
-			continue
-		}
-		bus := strings.ToLower(filepath.Base(filepath.Dir(file)))
-		number, err := os.ReadFile(filepath.Join(root, "sys/bus/pci/devices", bus, "numa_node"))
-		if err != nil {
-			return -1
-		}
-		if node, err := strconv.Atoi(strings.TrimSpace(string(number))); err == nil && node >= 0 {
-			return node
+		if isOf(text, gpu) {
+			return nodeOf(root, file)
 		}
 	}
 	return -1
 }
 
-// CountGPUs returns how many GPUs the kernel driver lists, without a driver call.
-func CountGPUs() int {
-	files, err := filepath.Glob("/proc/driver/nvidia/gpus/*/information")
-	if err != nil {
-		return 0
+// nodeOf returns the NUMA node of the GPU of a text, or -1.
+func nodeOf(root, file string) int {
+	bus := strings.ToLower(filepath.Base(filepath.Dir(file)))
+	text, _ := os.ReadFile(filepath.Join(root, "sys/bus/pci/devices", bus, "numa_node"))
+	if node, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+		return node
 	}
-	return len(files)
+	return -1
 }
 
-// NUMANodes returns the NUMA nodes of this machine's GPUs, without a driver call: memory that
-// GPUs copy from belongs there. If there are none, why has the reason.
+// CountGPUs returns how many GPUs the kernel driver lists, without a driver call.
+func CountGPUs() int { return len(gpuTexts("/")) }
+
+// NUMANodes returns the NUMA nodes of the GPUs that the kernel driver lists, without a driver call:
+// memory that GPUs copy from belongs there. If there are none, why has the reason.
 func NUMANodes() (nodes []int, why string) { return numaNodes("/") }
-
-// An NVIDIA GPU on the PCI bus has this vendor and one of these classes, whose first two bytes
-// count: display controllers with and without a screen.
-const nvidiaVendor = "0x10de"
-
-var gpuClasses = []string{"0x0300", "0x0302"}
 
 // numaNodes implements NUMANodes. Tests pass another root than /.
 func numaNodes(root string) (nodes []int, why string) {
-	if all, err := filepath.Glob(filepath.Join(root, "sys/devices/system/node/node[0-9]*")); err != nil ||
-		len(all) < 2 {
-		return nil, "this machine has one NUMA node, or none"
-	}
-	devices, err := filepath.Glob(filepath.Join(root, "sys/bus/pci/devices/*"))
-	if err != nil {
-		return nil, err.Error()
-	}
-	gpus := 0
-	for _, device := range devices {
-		if !isGPU(device) {
-			continue
-		}
-		gpus++
-		if n, err := strconv.Atoi(readWord(device, "numa_node")); err == nil && n >= 0 {
-			nodes = append(nodes, n)
+	all, _ := filepath.Glob(filepath.Join(root, "sys/devices/system/node/node[0-9]*")) // the pattern is well-formed
+	gpus := gpuTexts(root)
+	for file := range gpus {
+		if node := nodeOf(root, file); node >= 0 {
+			nodes = append(nodes, node)
 		}
 	}
 	slices.Sort(nodes)
-	nodes = slices.Compact(nodes)
 	switch {
-	case gpus == 0:
-		return nil, "the kernel shows no GPU on the PCI bus"
+	case len(all) < 2:
+		return nil, "this machine has one NUMA node, or none"
+	case len(gpus) == 0:
+		return nil, "the kernel's driver lists no GPU"
 	case len(nodes) == 0:
 		return nil, "the kernel does not tell the GPUs' NUMA nodes"
 	}
-	return nodes, ""
-}
-
-func isGPU(device string) bool {
-	class := readWord(device, "class")
-	return readWord(device, "vendor") == nvidiaVendor && len(class) >= 6 && slices.Contains(gpuClasses, class[:6])
-}
-
-// readWord returns the content of a sysfs file, or nothing if it cannot be read.
-func readWord(folder, name string) string {
-	text, err := os.ReadFile(filepath.Join(folder, name))
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(text))
+	return slices.Compact(nodes), ""
 }

@@ -31,7 +31,6 @@ type Options struct {
 // that Done finds it.
 type Node struct {
 	opts Options
-	lost func(cudaipc.PeerID, error)
 
 	mu struct {
 		sync.RWMutex
@@ -41,19 +40,15 @@ type Node struct {
 	}
 }
 
-// device is one device of a node; peers and closed are under Node.mu.
+// device is one device of a node; peers is under Node.mu.
 type device struct {
 	cudaipc.Device
-	place  int
-	gpu    cudaipc.UUID
-	peers  int // imported, or being imported
-	closed bool
+	place int
+	gpu   cudaipc.UUID
+	peers int // imported, or being imported
 }
 
-var (
-	_ cudaipc.Device  = (*Node)(nil)
-	_ cudaipc.Watcher = (*Node)(nil)
-)
+var _ cudaipc.Device = (*Node)(nil)
 
 // Open makes a node of its devices.
 func Open(o Options) *Node {
@@ -61,18 +56,6 @@ func Open(o Options) *Node {
 	n.mu.devices = []*device{{Device: o.Host}}
 	n.mu.peers = map[cudaipc.PeerID]*device{}
 	return n
-}
-
-// Watch sets the function that receives lost peers. It is called before any Import.
-func (n *Node) Watch(lost func(cudaipc.PeerID, error)) {
-	n.lost = lost
-	watchDevice(n.opts.Host, lost)
-}
-
-func watchDevice(d cudaipc.Device, lost func(cudaipc.PeerID, error)) {
-	if w, ok := d.(cudaipc.Watcher); ok && lost != nil {
-		w.Watch(lost)
-	}
 }
 
 // Import opens the regions of a peer on their device.
@@ -138,7 +121,6 @@ func (n *Node) gpuLocked(gpu cudaipc.UUID) (*device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("GPU %v: %w", gpu, err)
 	}
-	watchDevice(opened, n.lost)
 	d := &device{Device: opened, place: place, gpu: gpu}
 	n.mu.devices[place] = d
 	return d, nil
@@ -164,8 +146,8 @@ func (n *Node) placeLocked() (int, error) {
 	return 0, fmt.Errorf("%d GPUs have peers, at most %d: %w", MaxGPUs, MaxGPUs, cudaipc.ErrBusy)
 }
 
-// Close closes a peer, or with AllPeers all devices. After an error it may be called again for
-// the devices that were busy.
+// Close closes a peer, or with AllPeers all devices, which is ErrBusy while a copy of a peer is in
+// flight on any, and may then be called again.
 func (n *Node) Close(id cudaipc.PeerID) error {
 	if id == cudaipc.AllPeers {
 		return n.closeAll()
@@ -191,12 +173,12 @@ func (n *Node) closeAll() (err error) {
 		return cudaipc.ErrClosed
 	}
 	for _, d := range n.mu.devices {
-		if d == nil || d.closed {
+		if d == nil {
 			continue
 		}
-		again := d.Close(cudaipc.AllPeers)
-		d.closed = again == nil
-		err = errors.Join(err, again)
+		if again := d.Close(cudaipc.AllPeers); !errors.Is(again, cudaipc.ErrClosed) { // by a call before
+			err = errors.Join(err, again)
+		}
 	}
 	n.mu.closed = err == nil
 	return err

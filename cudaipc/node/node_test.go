@@ -20,16 +20,14 @@ type noteDevice struct {
 	peers  map[cudaipc.PeerID]bool
 	last   cudaipc.Ticket
 	closed bool
-	lost   func(cudaipc.PeerID, error)
+	lost   func(error)
 }
-
-func (d *noteDevice) Watch(lost func(cudaipc.PeerID, error)) { d.lost = lost }
 
 func (d *noteDevice) Import(im cudaipc.Import) error {
 	if im.GPU != d.gpu || d.peers[im.Peer] {
 		return cudaipc.ErrKind
 	}
-	d.peers[im.Peer] = true
+	d.peers[im.Peer], d.lost = true, im.Lost
 	return nil
 }
 
@@ -84,9 +82,9 @@ func onGPU(id cudaipc.PeerID, gpu cudaipc.UUID) cudaipc.Import {
 func TestNodeRoutes(t *testing.T) {
 	n, made := noteNode()
 	var told cudaipc.PeerID
-	n.Watch(func(id cudaipc.PeerID, _ error) { told = id })
 	for id, gpu := range []cudaipc.UUID{{}, {1}, {2}, {1}} {
 		im := onGPU(cudaipc.PeerID(id), gpu)
+		im.Lost = func(error) { told = im.Peer }
 		if gpu == (cudaipc.UUID{}) {
 			im.Regions = im.Regions[:1]
 		}
@@ -111,7 +109,7 @@ func TestNodeRoutes(t *testing.T) {
 			t.Errorf("peer %d: its copy was ended by GPU %v (%v), want %d", id, d.Sums, err, want)
 		}
 	}
-	if made[cudaipc.UUID{2}].lost(2, nil); told != 2 {
+	if made[cudaipc.UUID{2}].lost(nil); told != 2 {
 		t.Error("a loss was not told")
 	}
 	if err := errors.Join(n.Close(1), n.Close(cudaipc.AllPeers)); err != nil {
@@ -207,24 +205,18 @@ func TestGPUEnv(t *testing.T) {
 // TestGPUNodes expects the nodes of all GPUs, each once, on machines that have several, and a
 // reason on others.
 func TestGPUNodes(t *testing.T) {
-	const gpu, sound = "0x030200", "0x040300"
 	for name, test := range map[string]struct {
-		nodes   int
-		devices [][3]string // vendor, class, node
-		want    []int
-		why     string
+		nodes int
+		gpus  []string // the node of each
+		want  []int
+		why   string
 	}{
-		"one node": {1, [][3]string{{nvidiaVendor, gpu, "0"}}, nil, "one NUMA node"},
-		"no node":  {0, [][3]string{{nvidiaVendor, gpu, "-1"}}, nil, "one NUMA node"},
-		"two sockets": {
-			2, [][3]string{{nvidiaVendor, gpu, "1"}, {nvidiaVendor, gpu, "0"}, {nvidiaVendor, "0x030000", "1"}},
-			[]int{0, 1}, "",
-		},
-		"one of two": {
-			2, [][3]string{{nvidiaVendor, gpu, "1"}, {nvidiaVendor, sound, "0"}, {"0x8086", gpu, "0"}}, []int{1}, "",
-		},
-		"not told":      {2, [][3]string{{nvidiaVendor, gpu, "-1"}}, nil, "does not tell"},
-		"no GPU at all": {2, [][3]string{{"0x8086", gpu, "0"}}, nil, "no GPU"},
+		"one node":      {1, []string{"0"}, nil, "one NUMA node"},
+		"no node":       {0, []string{"-1"}, nil, "one NUMA node"},
+		"two sockets":   {2, []string{"1", "0", "1"}, []int{0, 1}, ""},
+		"one of two":    {2, []string{"1"}, []int{1}, ""},
+		"not told":      {2, []string{"-1"}, nil, "does not tell"},
+		"no GPU at all": {2, nil, nil, "no GPU"},
 	} {
 		root := t.TempDir()
 		write := func(path, text string) {
@@ -237,10 +229,9 @@ func TestGPUNodes(t *testing.T) {
 		for i := range test.nodes {
 			write(fmt.Sprintf("sys/devices/system/node/node%d/cpulist", i), "0")
 		}
-		for i, d := range test.devices {
-			for j, file := range []string{"vendor", "class", "numa_node"} {
-				write(fmt.Sprintf("sys/bus/pci/devices/0000:%02x:00.0/%s", i, file), d[j])
-			}
+		for i, node := range test.gpus {
+			write(fmt.Sprintf("proc/driver/nvidia/gpus/0000:%02X:00.0/information", 10+i), "Model: X")
+			write(fmt.Sprintf("sys/bus/pci/devices/0000:%02x:00.0/numa_node", 10+i), node)
 		}
 		got, why := numaNodes(root)
 		if !slices.Equal(got, test.want) || (why == "") != (test.why == "") || !strings.Contains(why, test.why) {

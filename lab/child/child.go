@@ -137,26 +137,6 @@ func CommandLine(pid int) string {
 	return text[:min(len(text), maxCommandLine)]
 }
 
-// ChildrenOf returns the numbers of the processes whose parent is pid.
-func ChildrenOf(pid int) (all []int) {
-	files, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is well-formed
-	for _, file := range files {
-		b, err := os.ReadFile(file)
-		if err != nil {
-			continue // it has ended
-		}
-		_, rest, _ := strings.Cut(string(b), ") ") // proc(5): state and parent come after the name
-		fields := strings.Fields(rest)
-		if len(fields) < 2 || fields[1] != strconv.Itoa(pid) {
-			continue
-		}
-		if child, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
-			all = append(all, child)
-		}
-	}
-	return all
-}
-
 // keepLog is how much of a process's output is kept for an error, bytes.
 const keepLog = 64 << 10
 

@@ -47,8 +47,6 @@ func (e *engine) instance() string { return fmt.Sprintf("engine-%d.%d", e.number
 
 func (e *engine) stats() mockengine.Stats {
 	s := e.past
-	s.LookupTimes = nil
-	s.LookupTimes.Merge(e.past.LookupTimes)
 	s.Add(&e.last)
 	return s
 }

@@ -4,16 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/cudaipc"
-	"github.com/kvagent/kvagent/lab/child"
 	"github.com/kvagent/kvagent/mockengine"
 )
 
@@ -47,19 +43,11 @@ func (r *replay) plan(ctx context.Context) {
 	if due(s.pauseEngine) {
 		r.pauseEngine(ctx)
 	}
-	if due(s.killHelper) {
-		r.strikeHelper(ctx, r.nodes[r.turn(s.killHelper)], false)
-	}
-	if due(s.pauseHelper) {
-		r.strikeHelper(ctx, r.nodes[r.turn(s.pauseHelper)], true)
-	}
 	if due(s.killServer) {
 		r.killServer(ctx)
 	}
-	if due(s.pauseServer) {
-		if r.server.pause(ctx, s.pauseFor) {
-			r.count(&r.tally.ServerPauses, 0)
-		}
+	if due(s.pauseServer) && r.server.pause(ctx, s.pauseFor) {
+		r.count(&r.tally.ServerPauses, 0)
 	}
 }
 
@@ -283,13 +271,6 @@ func (r *replay) strikeMover(m *cudaipc.MoverState) {
 	}
 }
 
-// Limits of faults of helpers.
-const (
-	helperStartWait = 10 * time.Second // for a helper to start
-	helperPoll      = 10 * time.Millisecond
-	helperName      = "kvagent.mooncake" // in its command line
-)
-
 // pauseEngine stops an engine for a while. It reports nothing meanwhile, and the others wait for it
 // at the end of the stretch.
 func (r *replay) pauseEngine(ctx context.Context) {
@@ -303,48 +284,6 @@ func (r *replay) pauseEngine(ctx context.Context) {
 		sleepUntil(ctx, c.Done, r.set.pauseFor)
 		c.Signal(syscall.SIGCONT)
 	})
-}
-
-// strikeHelper kills the helper of an agent, or stops it for a while.
-func (r *replay) strikeHelper(ctx context.Context, a *agentProcess, pause bool) {
-	r.watch(fmt.Sprintf("the helper of node %d to be hit", a.node), func() {
-		fd := a.awaitHelper(ctx)
-		if fd < 0 {
-			return
-		}
-		defer func() { _ = unix.Close(fd) }() // nothing was written
-		first, n := unix.SIGKILL, &r.tally.HelperKills
-		if pause {
-			first, n = unix.SIGSTOP, &r.tally.HelperPauses
-		}
-		if unix.PidfdSendSignal(fd, first, nil, 0) != nil {
-			return // it has ended, with its agent
-		}
-		r.count(n, 0)
-		if pause {
-			sleepUntil(ctx, nil, r.set.pauseFor)
-			_ = unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) // an error means that it has ended
-		}
-	})
-}
-
-// awaitHelper returns a pidfd of an agent's helper, once there is one; -1: there is none soon.
-func (a *agentProcess) awaitHelper(ctx context.Context) (fd int) {
-	ctx, stop := context.WithTimeout(ctx, helperStartWait)
-	defer stop()
-	for ctx.Err() == nil {
-		c := a.current()
-		for _, pid := range child.ChildrenOf(c.OS.Pid) {
-			if !strings.Contains(child.CommandLine(pid), helperName+" serve") {
-				continue
-			}
-			if fd, err := unix.PidfdOpen(pid, 0); err == nil {
-				return fd
-			}
-		}
-		sleepUntil(ctx, nil, helperPoll)
-	}
-	return -1
 }
 
 // startServer starts the server of the shared tier, if there is one. Agents wait for it as for any

@@ -51,11 +51,9 @@ func (p *progress) line(r *replay) {
 		blocks += e.blocks
 		hits += e.own + e.pooled
 	}
-	fmt.Fprintf(p.log, "%6s of %s requests   hit rate %5.1f %%   %7.2f GB moved   "+
-		"look-up p50 %.0f µs, p99 %.0f µs   %3.0f s\n",
+	fmt.Fprintf(p.log, "%6s of %s requests   hit rate %5.1f %%   %7.2f GB moved   %3.0f s\n",
 		settings.Thousands(r.done), settings.Thousands(len(r.records)),
-		100*ratio(hits, blocks), float64(s.BytesSaved+s.BytesLoaded)/1e9,
-		micros(s.LookupTimes.Quantile(0.5)), micros(s.LookupTimes.Quantile(0.99)), time.Since(r.begin).Seconds())
+		100*ratio(hits, blocks), float64(s.BytesSaved+s.BytesLoaded)/1e9, time.Since(r.begin).Seconds())
 }
 
 // end prints the result.
@@ -113,8 +111,7 @@ func (p *progress) table(r *replay, o *Report) {
 	if len(o.Sources) > 1 {
 		fmt.Fprintf(p.out, "Blocks loaded from: %s.\n", sourcesText(o.Sources))
 	}
-	fmt.Fprintf(p.out, "Look-ups: p50 %.0f µs, p99 %.0f µs. %.1f s, seed %d.\n", o.LookupP50US, o.LookupP99US, o.WallS,
-		o.Seed)
+	fmt.Fprintf(p.out, "%.1f s, seed %d.\n", o.WallS, o.Seed)
 	if p.set.socket == "" && o.stopErr == nil {
 		fmt.Fprintln(p.out, "The agent stopped cleanly; nothing is left.")
 	}

@@ -33,10 +33,10 @@ time: arrivals keep their order, and the trace runs as fast as the machine allow
 is loaded from the pool is compared byte for byte, and every block of a request again when it ends.
 
 Turns of one conversation go to different engines, so that one engine hits what another one saved.
-In a scenario engines, the agents of all nodes, their movers and helpers and the server of a shared
-tier can be killed and paused at random moments, engines and agents preferably while a copy is in
-flight; then requests are computed again and none may fail. Faults rotate over the nodes, from one
-that the seed chooses.
+In a scenario engines, the agents of all nodes, their movers and the server of a shared tier can be
+killed and paused at random moments, engines and agents preferably while a copy is in flight; then
+requests are computed again and none may fail. Faults rotate over the nodes, from one that the seed
+chooses.
 
 A replay whose engines report nothing for long fails and names what it waits for. SIGTERM and SIGINT
 end it, and everything that it started, within 20 s.
@@ -139,8 +139,6 @@ const (
 	settleFaults  = 250 * time.Millisecond // the same with kills or pauses
 	emptyWithin   = 10 * time.Second       // for the agent to forget engines that left
 	absentPause   = 100 * time.Millisecond // between two stretches without an agent
-	probeBlocks   = 8                      // prompt of the request whose block is damaged
-	probeID       = 1 << 62                // its number, and its hash ids from here on
 	roundIDs      = 1 << 40                // hash ids of one round with duration
 	eventBacklog  = 1024
 	blindShare    = 4 // one kill of this many does not wait for a job in flight
@@ -247,11 +245,6 @@ func (r *replay) run(ctx context.Context) (err error) {
 	}
 	if err := r.rounds(ctx); err != nil {
 		return err
-	}
-	if r.set.flip {
-		if err := r.probe(ctx); err != nil {
-			return err
-		}
 	}
 	return r.leave(ctx)
 }

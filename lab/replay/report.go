@@ -1,20 +1,16 @@
 package replay
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/settings"
@@ -36,9 +32,7 @@ type Report struct {
 
 	mockengine.Stats // of all engines
 
-	LookupP50US float64  `json:"lookup_p50_us"`
-	LookupP99US float64  `json:"lookup_p99_us"`
-	Sources     []source `json:"sources"` // of the blocks loaded
+	Sources []source `json:"sources"` // of the blocks loaded
 
 	Faults
 
@@ -69,11 +63,9 @@ type Faults struct {
 	KillsInFlight  int   `json:"kills_in_flight"` // of engines and agents, with a job in flight
 	MoverKills     int   `json:"mover_kills"`
 	MoverInFlight  int   `json:"mover_kills_in_flight"` // with a copy in flight
-	HelperKills    int   `json:"helper_kills"`
 	ServerKills    int   `json:"server_kills"`
 	EnginePauses   int   `json:"engine_pauses"`
 	AgentPauses    int   `json:"agent_pauses"`
-	HelperPauses   int   `json:"helper_pauses"`
 	ServerPauses   int   `json:"server_pauses"`
 }
 
@@ -95,8 +87,6 @@ func (r *replay) report() Report {
 			o.EngineBlocks += e.left.InUse
 		}
 	}
-	o.LookupP50US, o.LookupP99US = micros(o.LookupTimes.Quantile(0.5)), micros(o.LookupTimes.Quantile(0.99))
-	o.LookupTimes = nil // the quantiles are printed
 	o.BlocksHit = o.BlocksHitOwn + o.BlocksHitPool
 	o.HitRate = ratio(o.BlocksHit, o.BlocksLookedUp)
 	o.SimHitRate = mockengine.Simulate(r.records, len(r.engines), r.cfg.Blocks, r.set.poolBlocks(&r.cfg, r.capacity),
@@ -125,8 +115,7 @@ func (o *Report) verdict(s *scenario) error {
 		{o.RegionsLeft, "mappings left", nil}, {o.EnginesLeft, "engines left", nil},
 		{o.ImportsLeft, "imports left", nil}, {o.EngineBlocks, "blocks of engines not free", nil},
 	} {
-		wanted := p.what == "wrong bytes" && s.expect.wrongBytes
-		if wanted != (p.n == 0) {
+		if p.n == 0 {
 			continue
 		}
 		text := fmt.Sprintf("%d %s", p.n, p.what)
@@ -165,9 +154,6 @@ func (r *replay) addReport(e *engine, report *mockengine.Report) {
 			continue
 		}
 		delete(e.unfinished, o.ID)
-		if q.ID >= probeID {
-			continue
-		}
 		r.done++
 		if o.Failed != "" {
 			r.failed = append(r.failed, fmt.Sprintf("request %d: %s", o.ID, o.Failed))
@@ -201,28 +187,6 @@ func (r *replay) countHits(e *engine, q *mockengine.Request, o *mockengine.Outco
 			e.others++
 		}
 	}
-}
-
-// probe damages a block of the prompt that one engine saved last, and lets another one load all of
-// them: its prompt is the same and one block longer.
-func (r *replay) probe(ctx context.Context) error {
-	var ids []uint64
-	for i := range uint64(probeBlocks + 1) {
-		ids = append(ids, probeID+i)
-	}
-	for i := range 2 {
-		batches := make([][]mockengine.Request, len(r.engines))
-		batches[i] = []mockengine.Request{{ID: probeID + uint64(i), Prompt: ids[:probeBlocks+i], Output: 1}}
-		if err := r.stretch(ctx, batches, -1); err != nil {
-			return err
-		}
-		if i == 0 {
-			if err := r.flip(ctx, r.nodes[0], ids[:probeBlocks]); err != nil {
-				return fmt.Errorf("flip a byte: %w", err)
-			}
-		}
-	}
-	return nil
 }
 
 // leave ends every engine and waits until the agent has forgotten them.
@@ -263,7 +227,6 @@ type expectations struct {
 	hitRateOff   share
 	overDeadline time.Duration // 0: any
 	blocks       []string      // SOURCE=COUNT
-	wrongBytes   bool
 }
 
 func (x *expectations) addSettings(f *pflag.FlagSet) {
@@ -276,7 +239,6 @@ func (x *expectations) addSettings(f *pflag.FlagSet) {
 		"most that a look-up is over its deadline, on a machine that does not stand still; 0 is any")
 	f.Var(settings.Names(&x.blocks), "expect-blocks",
 		"least blocks from sources in the agents' last lives, such as redis=40; any=50 counts all lives")
-	f.BoolVar(&x.wrongBytes, "expect-wrong-bytes", false, "wrong bytes are found, and nothing else is wrong")
 }
 
 // Where a wait of the machine itself ends late, so may what consists of several waits of several
@@ -375,11 +337,9 @@ func (s *scenario) faults(f *Faults) []fault {
 		{"kill-engine", "kill an engine", &s.killEngine, &f.EngineKills},
 		{"kill-agent", "kill an agent, rotating over the nodes,", &s.killAgent, &f.AgentKills},
 		{"kill-mover", "kill a mover of an agent", &s.killMover, &f.MoverKills},
-		{"kill-helper", "kill an agent's helper (Mooncake's client)", &s.killHelper, &f.HelperKills},
 		{"kill-server", "kill the server, and start it again,", &s.killServer, &f.ServerKills},
 		{"pause-engine", "stop an engine for a while", &s.pauseEngine, &f.EnginePauses},
 		{"pause-agent", "stop an agent for a while, rotating over the nodes,", &s.pauseAgent, &f.AgentPauses},
-		{"pause-helper", "stop an agent's helper for a while", &s.pauseHelper, &f.HelperPauses},
 		{"pause-server", "stop the server for a while", &s.pauseServer, &f.ServerPauses},
 	}
 }
@@ -387,70 +347,4 @@ func (s *scenario) faults(f *Faults) []fault {
 // anyFault reports whether anything is to be killed or paused.
 func (s *scenario) anyFault() bool {
 	return slices.ContainsFunc(s.faults(new(Faults)), func(f fault) bool { return *f.every > 0 })
-}
-
-// flip damages a block in the memory of an agent's pool, from outside: it flips a bit in the middle
-// of the first layer of the prompt's first block. The agent has no part in it, as with failing
-// memory.
-func (r *replay) flip(ctx context.Context, a *agentProcess, prompt []uint64) error {
-	content, err := mockengine.FirstBlock(&r.cfg, prompt)
-	if err != nil {
-		return err
-	}
-	st, err := a.status(ctx)
-	if err != nil {
-		return err
-	}
-	files, err := poolFiles(st.PID)
-	if err != nil {
-		return err
-	}
-	for _, path := range files {
-		found, err := flipIn(path, content)
-		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		if found {
-			return nil
-		}
-	}
-	return fmt.Errorf("no stored block has the content that is to be damaged, in %d files", len(files))
-}
-
-// poolMemory is the prefix of the link of a descriptor that is a pool's memory without a file.
-const poolMemory = "/memfd:kvagent-pool"
-
-// poolFiles returns the descriptors, as paths, of a process's pool memory.
-func poolFiles(pid int) (files []string, err error) {
-	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	for _, fd := range all {
-		// An error means that it was closed meanwhile.
-		if link, bad := os.Readlink(fd); bad == nil && strings.HasPrefix(link, poolMemory) {
-			files = append(files, fd)
-		}
-	}
-	return files, err
-}
-
-// flipIn flips a bit in the middle of the content where a file has it, through a mapping: a file of
-// huge pages cannot be written to otherwise.
-func flipIn(path string, content []byte) (found bool, err error) {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	info, err := f.Stat()
-	if err != nil {
-		return false, err
-	}
-	mem, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return false, err
-	}
-	at := bytes.Index(mem, content)
-	if at >= 0 {
-		mem[at+len(content)/2] ^= 1
-	}
-	return at >= 0, unix.Munmap(mem)
 }

@@ -52,12 +52,11 @@ type scenario struct {
 	shared   string        // a tier of all nodes
 	tiersIn  time.Duration // for all tiers to answer before the first request; 0: do not wait
 
-	killEngine, killAgent, killMover, killHelper, killServer int // every this many requests
-	pauseEngine, pauseAgent, pauseHelper, pauseServer        int
-	pauseFor, serverDown                                     time.Duration
-	server                                                   string        // command line of the shared tier's server
-	stalledAfter                                             time.Duration // without a report of any engine
-	flip                                                     bool
+	killEngine, killAgent, killMover, killServer int // every this many requests
+	pauseEngine, pauseAgent, pauseServer         int
+	pauseFor, serverDown                         time.Duration
+	server                                       string        // command line of the shared tier's server
+	stalledAfter                                 time.Duration // without a report of any engine
 
 	expect expectations
 
@@ -132,8 +131,6 @@ func (s *scenario) addSettings(f *pflag.FlagSet) {
 		"how long after a kill the server is started again, unless all requests are over by then")
 	f.Var(settings.Duration(&s.stalledAfter, time.Second, 24*time.Hour), "stalled-after",
 		"fail when no engine has reported for this long, and name what is waited for; longer than pause-for")
-	f.BoolVar(&s.flip, "flip-byte", false,
-		"flip a byte of the pool in the end and load it; with integrity header the run must fail")
 	s.expect.addSettings(f)
 }
 
@@ -221,9 +218,9 @@ func (s *scenario) check() error {
 	if s.trace == "" {
 		bad = append(bad, errors.New("trace must be given"))
 	}
-	if s.socket != "" && (s.killAgent+s.killMover+s.killHelper+s.pauseAgent+s.pauseHelper > 0 || s.flip) {
-		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed, paused nor "+
-			"damaged, nor its movers and helpers"))
+	if s.socket != "" && s.killAgent+s.killMover+s.pauseAgent > 0 {
+		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed nor paused, nor "+
+			"its movers"))
 	}
 	if s.socket != "" && (s.nodes > 1 || s.shared+s.tiers+s.dramPath != "") {
 		bad = append(bad, errors.New("socket: an agent that was not started here has its own dram-path and tiers, "+
@@ -234,9 +231,6 @@ func (s *scenario) check() error {
 	}
 	if s.nodes > s.engines {
 		bad = append(bad, fmt.Errorf("nodes: %d, allowed: 1 to %d (engines)", s.nodes, s.engines))
-	}
-	if s.flip && (s.engines < 2 || s.dramPath != "") {
-		bad = append(bad, errors.New("flip-byte: allowed with 2 and more engines, without dram-path"))
 	}
 	return errors.Join(append(bad, s.checkTiers(), s.checkFaults(), s.expect.check())...)
 }
@@ -255,17 +249,13 @@ func (s *scenario) checkTiers() error {
 // checkFaults checks the combination of the settings of kills and pauses.
 func (s *scenario) checkFaults() error {
 	var bad []error
-	if s.killHelper+s.pauseHelper > 0 && !strings.Contains(s.tiers+" "+s.shared, "mooncake:") {
-		bad = append(bad, errors.New("kill-helper-every, pause-helper-every: no tier has a helper, allowed with a "+
-			"tier or shared of mooncake"))
-	}
 	if s.server == "" && s.killServer+s.pauseServer > 0 {
 		bad = append(bad, errors.New("kill-server-every, pause-server-every: allowed with server"))
 	}
 	if s.server != "" && s.shared == "" {
 		bad = append(bad, fmt.Errorf("server: %q, allowed: a command line, with shared", s.server))
 	}
-	if pauses := s.pauseEngine + s.pauseAgent + s.pauseHelper + s.pauseServer; pauses > 0 &&
+	if pauses := s.pauseEngine + s.pauseAgent + s.pauseServer; pauses > 0 &&
 		s.pauseFor >= s.stalledAfter {
 		bad = append(bad, fmt.Errorf("pause-for: %v, allowed: 1ms to less than stalled-after (%v)", s.pauseFor,
 			s.stalledAfter))
