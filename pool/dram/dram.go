@@ -95,7 +95,7 @@ type Pool struct {
 	fd    int    // of the arena; -1: address space only
 
 	advisor   pool.Advisor // nil: none
-	noter     *fileNoter
+	keeper    *fileKeeper
 	onBadPage func(BadPage)
 	onNotKept func(pool.Fingerprint)
 
@@ -206,5 +206,5 @@ func (p *Pool) Close() error {
 	if p.advisor != nil {
 		p.advisor.Close()
 	}
-	return errors.Join(err, p.noter.close(), p.arena.Close())
+	return errors.Join(err, p.keeper.close(), p.arena.Close())
 }

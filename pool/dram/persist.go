@@ -124,9 +124,6 @@ func (c *core) forgetUnopened() (n int, ok bool) {
 	return 0, false
 }
 
-// AbandonedFile is a pool's file that no process has open.
-type AbandonedFile = arena.AbandonedFile
-
 // HeldError names the process that has the file that Open was given.
 type HeldError = arena.HeldError
 
@@ -138,9 +135,6 @@ var ErrNoMemory = arena.ErrNoMemory
 
 // ProcessBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
 func ProcessBegan(pid int) uint64 { return arena.ProcessBegan(pid) }
-
-// ListAbandoned finds the pools' files in a directory that no process has open.
-func ListAbandoned(dir string) []AbandonedFile { return arena.ListAbandoned(dir) }
 
 // openFile opens a pool whose file outlives the process.
 func openFile(o *Options) (*Pool, error) {
@@ -164,7 +158,7 @@ func openFile(o *Options) (*Pool, error) {
 		return nil, errors.Join(err, f.Unmap(), a.Close())
 	}
 	p := start(o, a, c)
-	p.noter = startNoter(f, o.Advisor)
+	p.keeper = startKeeper(f, o.Advisor)
 	r.Took = time.Since(began)
 	p.info.Recovery = r
 	return p, nil
@@ -193,48 +187,41 @@ func (o *Options) core(f *arena.File, page int64, r *Recovery) (*core, error) {
 	return c, nil
 }
 
-// noteInterval is how often a pool notes in its file that it is in use, and what it learned.
-const noteInterval = 10 * time.Second
+// saveEvery is how often a pool saves in its file what its policy has learned.
+const saveEvery = 10 * time.Second
 
-// fileNoter owns the file and writes these notes from a goroutine; nil: there is no file.
-type fileNoter struct {
-	file    *arena.File
-	advisor pool.Advisor // nil: none
-	ending  chan struct{}
-	done    sync.WaitGroup
+// fileKeeper owns the file, and saves there what the policy has learned; nil: there is no file.
+type fileKeeper struct {
+	file   *arena.File
+	ending chan struct{}
+	done   sync.WaitGroup
 }
 
-func startNoter(f *arena.File, a pool.Advisor) *fileNoter {
-	k := &fileNoter{file: f, advisor: a, ending: make(chan struct{})}
-	k.done.Go(k.run)
+func startKeeper(f *arena.File, a pool.Advisor) *fileKeeper {
+	k := &fileKeeper{file: f, ending: make(chan struct{})}
+	if a != nil {
+		k.done.Go(func() { k.run(a) })
+	}
 	return k
 }
 
-func (k *fileNoter) run() {
-	every := time.NewTicker(noteInterval)
+func (k *fileKeeper) run(a pool.Advisor) {
+	every := time.NewTicker(saveEvery)
 	defer every.Stop()
-	for {
+	for ended := false; !ended; {
 		select {
 		case <-every.C:
-			k.note()
 		case <-k.ending:
-			k.note()
-			return
+			ended = true
 		}
-	}
-}
-
-func (k *fileNoter) note() {
-	if k.advisor != nil {
-		if b := k.advisor.Learned(); b != nil {
+		if b := a.Learned(); b != nil {
 			k.file.SaveLearned(b)
 		}
 	}
-	k.file.NoteAlive()
 }
 
-// close writes the notes once more and releases the file.
-func (k *fileNoter) close() error {
+// close saves once more and releases the file.
+func (k *fileKeeper) close() error {
 	if k == nil {
 		return nil
 	}

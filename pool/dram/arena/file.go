@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -122,7 +121,6 @@ func (f *File) Close() error {
 	if f == nil {
 		return nil
 	}
-	f.NoteAlive()
 	return unix.Munmap(f.meta) // the descriptor is the arena's
 }
 
@@ -136,9 +134,6 @@ func (f *File) SetTime(t time.Time) uint32 {
 	}
 	return f.Tick
 }
-
-// NoteAlive writes that the file is in use now. It needs no lock.
-func (f *File) NoteAlive() { f.Touch(f.super.noteAlive) }
 
 // Unsign writes that no process has the file. It needs no lock.
 func (f *File) Unsign() { f.Touch(func() { f.super.process.Store(0) }) }
@@ -215,50 +210,4 @@ func (f *File) examine() error {
 		return fmt.Errorf("dram: %s: %w", f.path, err)
 	}
 	return nil
-}
-
-// AbandonedFile is a pool's file that no process has open.
-type AbandonedFile struct {
-	Path      string
-	Allocated int64         // memory it holds
-	Age       time.Duration // since it was last marked in use
-}
-
-// ListAbandoned finds the pools' files in a directory that no process has open. It skips files that
-// this user may not read.
-func ListAbandoned(dir string) (out []AbandonedFile) {
-	all, err := os.ReadDir(dir)
-	if err != nil {
-		return nil
-	}
-	for _, e := range all {
-		if e.Type().IsRegular() {
-			if f, ok := inspect(filepath.Join(dir, e.Name())); ok {
-				out = append(out, f)
-			}
-		}
-	}
-	return out
-}
-
-func inspect(path string) (f AbandonedFile, ok bool) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return f, false
-	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return f, false
-	}
-	s, err := readSuper(fd, st.Size)
-	if err != nil {
-		return f, false
-	}
-	// The shared lock is held for a moment: an agent that starts meanwhile retries.
-	if unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB) != nil {
-		return f, false
-	}
-	alive := time.Unix(0, s.alive.Load())
-	return AbandonedFile{Path: path, Allocated: st.Blocks * 512, Age: max(time.Since(alive), 0)}, true
 }
