@@ -9,7 +9,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // These methods write the state of a slot to the pool's file. The order matters: a header is
@@ -17,7 +16,7 @@ import (
 // be given to another entry.
 
 // header returns the file's header of a used slot.
-func (c *core) header(slot uint32) *arena.Header { return c.file.Header(c.slabs.Cell(slot)) }
+func (c *core) header(slot uint32) *arena.Header { return c.file.Header(slot) }
 
 // persistShard writes the header of a shard whose bytes are complete.
 func (c *core) persistShard(e, slot uint32, shard uint8, sum uint32) {
@@ -149,10 +148,11 @@ func openFile(o *Options) (*Pool, error) {
 	r.New, r.Cold = f.State()
 	page, _ := a.Page()
 	c, err := o.core(f, page, r)
-	if errors.Is(err, slab.ErrClash) || errors.Is(err, errLost) {
+	if errors.Is(err, errLost) {
 		r.Cold = err.Error()
-		f.Erase()
-		c, err = o.core(f, page, r)
+		if err = f.Erase(); err == nil {
+			c, err = o.core(f, page, r)
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Unmap(), a.Close())

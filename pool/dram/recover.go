@@ -36,13 +36,10 @@ var errLost = errors.New("a page of its index went bad while it was read")
 // restore builds the index of what the file holds.
 func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 	byRecord := c.restoreSpaces(f, slabBytes, r)
-	if err := c.slabs.Restore(); err != nil {
-		return err
-	}
-	s := scan{
-		core: c, spaces: byRecord, found: make([][]uint64, c.slabs.Count()), claimed: c.slabs.NewClaims(),
-	}
+	c.slabs.Restore()
+	s := scan{core: c, spaces: byRecord, found: make([][]uint64, c.slabs.Count())}
 	s.readAll()
+	s.freeOthers()
 	for shard := range pool.MaxShards {
 		if !s.attach(uint8(shard)) {
 			return errors.New("dram: no memory for the index")
@@ -50,7 +47,6 @@ func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 	}
 	r.Damaged, r.Stale, r.Lost = int(s.damaged.Load()), int(s.stale.Load()), int(s.lost.Load())
 	r.Partial = s.giveUpPartial()
-	c.slabs.Open(s.claimed)
 	c.restoreOrder()
 	r.Entries = int(c.stats.Entries)
 	return nil
@@ -98,7 +94,6 @@ type scan struct {
 	*core
 	spaces         []*space   // by record
 	found          [][]uint64 // by slab: slots that hold a whole shard and are not attached, below their shards; sorted
-	claimed        slab.Claims
 	damaged, stale atomic.Int64
 	lost           atomic.Int64
 }
@@ -123,9 +118,22 @@ func (s *scan) readSlab(n int32) {
 	s.lost.Add(s.file.TouchEach(first, end, func(slot uint32) {
 		if h := s.header(slot); s.whole(h, slot) {
 			s.found[n] = append(s.found[n], uint64(h.Shard)<<32|uint64(slot))
+			s.slabs.At(slot).Link = upward // not free, and not attached yet
 		}
 	}))
 	slices.Sort(s.found[n])
+}
+
+// freeOthers frees the slots that hold no whole shard.
+func (s *scan) freeOthers() {
+	for n := range s.found {
+		first, end := s.slabs.Slots(int32(n))
+		for slot := end; slot > first; slot-- {
+			if s.slabs.At(slot-1).Link == 0 {
+				s.slabs.Give(slot - 1)
+			}
+		}
+	}
 }
 
 // whole reports whether a slot holds a whole shard to be used, and else clears its header.
@@ -176,6 +184,7 @@ func (s *scan) attach(shard uint8) bool {
 			slot := uint32(s.found[n][0])
 			if h := s.header(slot); !s.attachOne(h, slot) {
 				h.Check.Store(0)
+				s.slabs.Give(slot)
 			}
 		}
 	}
@@ -205,7 +214,6 @@ func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 		c.setPresent(e, shard)
 	}
 	*c.slabs.At(slot) = slab.Cell{Link: e | upward, Sum: h.Sum}
-	c.slabs.Claim(s.claimed, slot)
 	return true
 }
 
@@ -240,8 +248,8 @@ func (s *scan) giveUpPartial() (n int) {
 		slot := r.head
 		for range c.presentCount(e) {
 			next := c.slabs.At(slot).Link
-			c.slabs.Unclaim(s.claimed, slot)
 			s.header(slot).Check.Store(0)
+			c.slabs.Give(slot)
 			slot = next
 		}
 		c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)

@@ -29,8 +29,7 @@ type File struct {
 	began  time.Time // when the file was made
 	seed   [5]uint64
 
-	headers []Header // all that are possible; only those below usable may be accessed
-	usable  int
+	headers []Header      // by slot; see Header
 	Tick    uint32        // of the last store or load
 	refused uint64        // times that an area could not grow because the file system was full
 	faults  atomic.Uint64 // faults in pages outside the arena
@@ -101,13 +100,12 @@ func (f *File) mapMeta() (err error) {
 		return fmt.Errorf("dram: %s: map %d bytes: %w", f.path, l.End-l.Headers, err)
 	}
 	f.super = (*superblock)(unsafe.Pointer(&f.area(l.Super, superBytes)[0]))
-	f.headers = unsafe.Slice((*Header)(unsafe.Pointer(unsafe.SliceData(f.meta))), l.cells())
+	f.headers = unsafe.Slice((*Header)(unsafe.Pointer(unsafe.SliceData(f.meta))), l.slots())
 	return nil
 }
 
 // open signs the file, and reads what its content begins with.
 func (f *File) open() {
-	f.usable = int(min(f.super.grown.Load(), uint64(len(f.headers))))
 	f.began = time.Unix(0, f.super.created)
 	f.seed = f.super.seed
 	f.super.sign()

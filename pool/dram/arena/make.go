@@ -99,24 +99,6 @@ func (f *File) full(need int64, err error) error {
 		f.path, gib(need), gib(int64(fs.Blocks)*fs.Bsize), gib(int64(fs.Bavail)*fs.Bsize), err)
 }
 
-// growHeaders makes at least n headers usable; false if the file system is full.
-func (f *File) growHeaders(n int) bool {
-	if n <= f.usable {
-		return true
-	}
-	if n > len(f.headers) {
-		return false
-	}
-	n = min(max(n, f.usable+f.usable/4, 64<<10/HeaderBytes), len(f.headers))
-	from := f.layout.Headers
-	if !f.grow(from+int64(f.usable)*HeaderBytes, from+int64(n)*HeaderBytes) {
-		return false
-	}
-	f.Touch(func() { f.super.grown.Store(uint64(n)) })
-	f.usable = n
-	return true
-}
-
 // grow allocates a range of a sparse area; false, and counted, if the file system is full.
 func (f *File) grow(from, to int64) bool {
 	page := f.layout.page

@@ -43,6 +43,17 @@ func Reserve[T any](n int) (r Region[T], err error) {
 	return r, nil
 }
 
+// Sparse maps n elements, all usable at once. Only the pages that are touched take memory.
+func Sparse[T any](n int) (r Region[T], err error) {
+	r, err = Reserve[T](n)
+	if err == nil {
+		err = unix.Mprotect(r.raw, unix.PROT_READ|unix.PROT_WRITE)
+		_ = unix.Madvise(r.raw, unix.MADV_NOHUGEPAGE) // only advice: huge pages would take more memory
+		r.usable, r.bytes = n, len(r.raw)
+	}
+	return r, err
+}
+
 // Grow makes at least n elements usable; false: no memory, or n is beyond the end.
 func (r *Region[T]) Grow(n int) bool {
 	if n <= r.usable {

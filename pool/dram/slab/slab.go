@@ -5,6 +5,7 @@ package slab
 import (
 	"math/bits"
 	"slices"
+	"unsafe"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
@@ -22,7 +23,7 @@ type Cell struct{ Link, Sum uint32 }
 type slab struct {
 	class      int32  // NoClass: free
 	last       int32  // class it had before
-	cells      uint32 // first of its cells
+	headers    uint32 // slots that have one with memory in the file
 	fresh      uint32 // slots from here on have never been used
 	used       uint32
 	bad        bool   // retired: no slot is allocated
@@ -50,8 +51,7 @@ type Slabs struct {
 	slab     []slab
 	class    []class
 	byBytes  map[uint32]int32
-	cells    offheap.Region[Cell]
-	spans    spans // of cells
+	cells    offheap.Region[Cell] // by slot
 	unused   []int32
 	file     *arena.File // nil: the pool ends with the process
 	bytes    int64       // of a slab
@@ -74,8 +74,7 @@ func New(bytes, slabBytes, page int64, f *arena.File) (s Slabs, err error) {
 		s.slab[i] = slab{class: NoClass, last: NoClass}
 		s.unused = append(s.unused, int32(i)) // the first is used first, as it is populated first
 	}
-	// Twice the possible slots have cells, so that spans fit between others.
-	s.cells, err = offheap.Reserve[Cell](2 * int(bytes/arena.SlotUnit))
+	s.cells, err = offheap.Sparse[Cell](n << s.slotBits)
 	return s, err
 }
 
@@ -102,7 +101,7 @@ func (s *Slabs) Take(id int32) (slot uint32, ok bool) {
 	var place uint32
 	if b.free != 0 {
 		place = b.free - 1
-		b.free = s.cells.All[b.cells+place].Link
+		b.free = s.At(s.Slot(n, place)).Link
 	} else {
 		place = b.fresh
 		b.fresh++
@@ -113,7 +112,7 @@ func (s *Slabs) Take(id int32) (slot uint32, ok bool) {
 	if s.full(n) {
 		s.leaveRoom(n)
 	}
-	return uint32(n)<<s.slotBits | place, true
+	return s.Slot(n, place), true
 }
 
 // Give frees a slot, and its slab if no other slot of it is used.
@@ -122,7 +121,7 @@ func (s *Slabs) Give(slot uint32) {
 	b := &s.slab[n]
 	c := &s.class[b.class]
 	place := slot & (1<<s.slotBits - 1)
-	s.cells.All[b.cells+place] = Cell{Link: b.free}
+	*s.At(slot) = Cell{Link: b.free}
 	b.free = place + 1
 	if b.bad {
 		c.retired++
@@ -142,21 +141,20 @@ func (s *Slabs) assign(id int32) bool {
 		return false
 	}
 	c := &s.class[id]
-	first, ok := s.spans.take(c.perSlab)
-	if !ok {
-		return false
-	}
 	n := s.unused[len(s.unused)-1]
-	if !s.cells.Grow(int(first+c.perSlab)) || !s.file.Assign(n, first, c.perSlab, c.bytes) {
-		s.spans.give(first, c.perSlab)
-		return false
-	}
-	s.unused = s.unused[:len(s.unused)-1]
 	b := &s.slab[n]
+	if b.headers < c.perSlab {
+		if !s.file.ProvideHeaders(s.Slot(n, 0), c.perSlab) {
+			return false
+		}
+		b.headers = c.perSlab
+	}
+	s.file.Assign(n, c.bytes)
+	s.unused = s.unused[:len(s.unused)-1]
 	if b.last != NoClass && b.last != id {
 		s.moved++
 	}
-	*b = slab{class: id, last: id, cells: first}
+	*b = slab{class: id, last: id, headers: b.headers}
 	c.slabs++
 	s.enterRoom(n)
 	return true
@@ -172,7 +170,6 @@ func (s *Slabs) withdraw(n int32) {
 		s.unused = append(s.unused, n)
 	}
 	s.file.Withdraw(n)
-	s.spans.give(b.cells, c.perSlab)
 	c.slabs--
 	b.class = NoClass
 }
@@ -199,9 +196,7 @@ func (s *Slabs) leaveRoom(n int32) {
 }
 
 // At returns the cell of a slot.
-func (s *Slabs) At(slot uint32) *Cell {
-	return &s.cells.All[s.slab[slot>>s.slotBits].cells+slot&(1<<s.slotBits-1)]
-}
+func (s *Slabs) At(slot uint32) *Cell { return &s.cells.All[slot] }
 
 // Offset returns the offset of a slot in the arena.
 func (s *Slabs) Offset(slot uint32) int64 {
@@ -220,7 +215,7 @@ func (s *Slabs) InUse(n int32) []bool {
 	for i := range used {
 		used[i] = true
 	}
-	for at := b.free; at != 0; at = s.cells.All[b.cells+at-1].Link {
+	for at := b.free; at != 0; at = s.At(s.Slot(n, at-1)).Link {
 		used[at-1] = false
 	}
 	return used
@@ -258,13 +253,6 @@ func (s *Slabs) Lacking(classes []int32) int32 {
 func (s *Slabs) Free(id int32) int {
 	c := &s.class[id]
 	return c.slabs*int(c.perSlab) - c.used - c.retired
-}
-
-// These methods locate the slots of an entry and their headers in the pool's file.
-
-// Cell returns the number of a slot's cell, and of its header in the pool's file.
-func (s *Slabs) Cell(slot uint32) uint32 {
-	return s.slab[slot>>s.slotBits].cells + slot&(1<<s.slotBits-1)
 }
 
 // SlabOf returns the slab of a slot.
@@ -321,8 +309,18 @@ func (s *Slabs) Stats() (out []pool.ClassStats) {
 	return out
 }
 
-// Resident returns the memory of the cells that were ever used.
-func (s *Slabs) Resident() int64 { return s.cells.Resident(int(s.spans.high)) }
+// Resident returns the memory of the cells that were used as slabs are cut now.
+func (s *Slabs) Resident() (bytes int64) {
+	const cell, page = int64(unsafe.Sizeof(Cell{})), arena.PageBytes
+	for n := range s.slab {
+		used := cell * int64(s.slab[n].fresh)
+		if cell<<s.slotBits >= page { // slabs share no page
+			used = (used + page - 1) &^ (page - 1)
+		}
+		bytes += used
+	}
+	return bytes
+}
 
 // Close unmaps the cells.
 func (s *Slabs) Close() error { return s.cells.Close() }
