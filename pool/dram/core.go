@@ -18,10 +18,7 @@ type core struct {
 	table  offheap.Table
 	recs   offheap.Region[record]
 	states offheap.Region[recordState]
-	wide   offheap.Region[wideShards] // of wide entries, by their numbers
-	high   uint32                     // records from here on were never used
-	// elements of wide from here on were never used
-	widest uint32
+	high   uint32 // records from here on were never used
 	spare  uint32 // first unused record below high
 
 	slabs  slab.Slabs
@@ -83,9 +80,6 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 	if c.states, err = offheap.Reserve[recordState](most); err != nil {
 		return c, err
 	}
-	if c.wide, err = offheap.Reserve[wideShards](most); err != nil {
-		return c, err
-	}
 	if c.owners, err = owner.New(most); err != nil {
 		return c, err
 	}
@@ -104,7 +98,7 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 // close releases the memory. Afterwards nothing is found and no ref is valid.
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
-	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.wide.Close(), c.owners.Unmap(),
+	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.owners.Unmap(),
 		c.slabs.Close())
 }
 
@@ -188,7 +182,7 @@ type record struct {
 // recordState is the part of a header that only reservations and references need.
 type recordState struct {
 	generation       uint32 // of the record; part of its refs; never 0 in use
-	present, writing uint16 // shards: a bit each, or their number in a wide entry
+	present, writing uint16 // shards
 }
 
 // ident is the rest of a key beside its hash: realm<<9 | group<<5 | hash length-1.
@@ -217,7 +211,6 @@ const (
 	flagDropped   = 1 << 2  // no longer findable; freed once it is not held
 	flagRecent    = 1 << 3  // in the list of visible entries without pins, but for flagUntouched
 	flagPartial   = 1 << 4  // in partial
-	flagWide      = 1 << 6  // it has more than inlineShards shards
 	flagLifted    = 1 << 7  // placed above its children by lift, and not moved since
 	flagUntouched = 1 << 8  // pinned by ReadWithoutTouch alone: in recent in spite of that
 	flagUnused    = 1 << 9  // marked by MarkUnused, and not used since

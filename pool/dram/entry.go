@@ -24,17 +24,16 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 		c.giveAll(head, len(classes))
 		return none
 	}
-	wide, ok := c.widen(e, len(classes))
 	k := offheap.KeyOf(b)
 	h := c.seed.Hash(uint32(id), k)
 	c.table.Grow(c.hashes)
-	if !ok || !c.table.Put(h, e) {
+	if !c.table.Put(h, e) {
 		c.giveAll(head, len(classes))
 		c.freeRecord(e)
 		return none
 	}
 	r := &c.recs.All[e]
-	r.hash, r.ident, r.hold, r.head = k, id, flagLive|wide, head
+	r.hash, r.ident, r.hold, r.head = k, id, flagLive, head
 	_, last := c.shardCell(head, len(classes)-1)
 	last.Link = e | upward
 	c.persistParent(e, none)

@@ -206,13 +206,14 @@ func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 			return false
 		}
 	} else {
-		if e == none || c.presentCount(e) != int(shard) { // all before it: they are added in order
+		if e == none || c.states.All[e].present != uint16(shard) { // all before it: they are added in order
 			return false
 		}
 		_, last := c.shardCell(c.recs.All[e].head, int(shard)-1)
 		last.Link = slot
-		c.setPresent(e, shard)
 	}
+	c.states.All[e].present++
+	*c.slabs.State(slot) = slab.Present
 	*c.slabs.At(slot) = slab.Cell{Link: e | upward, Sum: h.Sum}
 	return true
 }
@@ -223,15 +224,13 @@ func (c *core) restoreEntry(id ident, k offheap.Key, slot uint32) uint32 {
 	if e == none {
 		return none
 	}
-	wide, ok := c.widen(e, len(c.group(id).classes))
 	c.table.Grow(c.hashes)
-	if !ok || !c.table.Put(c.seed.Hash(uint32(id), k), e) {
+	if !c.table.Put(c.seed.Hash(uint32(id), k), e) {
 		c.freeRecord(e)
 		return none
 	}
 	r := &c.recs.All[e]
-	r.hash, r.ident, r.hold, r.head = k, id, flagLive|wide, slot
-	c.setPresent(e, 0)
+	r.hash, r.ident, r.hold, r.head = k, id, flagLive, slot
 	c.realms[id.realm()].entries++
 	c.stats.Partial++
 	return e
@@ -246,7 +245,7 @@ func (s *scan) giveUpPartial() (n int) {
 			continue
 		}
 		slot := r.head
-		for range c.presentCount(e) {
+		for range c.states.All[e].present {
 			next := c.slabs.At(slot).Link
 			s.header(slot).Check.Store(0)
 			c.slabs.Give(slot)

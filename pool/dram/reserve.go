@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
+	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // Reserve implements pool.Slots.
@@ -142,14 +143,17 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 }
 
 func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
-	switch {
-	case c.isPresent(e, shard):
+	slot, _ := c.shardCell(c.recs.All[e].head, int(shard))
+	switch state := c.slabs.State(slot); *state {
+	case slab.Present:
 		return pool.Exists, pool.Slot{}
-	case c.isWriting(e, shard):
+	case slab.Writing:
 		return pool.InProgress, pool.Slot{}
+	default:
+		*state = slab.Writing
 	}
 	c.leaveLists(e) // it may have been partial
-	c.beginWriting(e, shard)
+	c.states.All[e].writing++
 	return pool.OK, c.slot(e, shard)
 }
 
@@ -191,22 +195,29 @@ func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
 }
 
 func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {
+	var slot uint32
+	var cell *slab.Cell
 	e, ok := c.deref(s.Ref)
-	if !ok || !c.isWriting(e, s.Shard) {
+	if ok {
+		slot, cell = c.shardCell(c.recs.All[e].head, int(s.Shard))
+		ok = *c.slabs.State(slot) == slab.Writing
+	}
+	if !ok {
 		if status == pool.OK {
 			return pool.Stale
 		}
 		return status
 	}
-	r := &c.recs.All[e]
-	c.endWriting(e, s.Shard)
+	r, l := &c.recs.All[e], &c.states.All[e]
+	*c.slabs.State(slot) = slab.Empty
+	l.writing--
 	m := &c.realms[r.ident.realm()]
 	if status == pool.OK && (r.is(flagDropped) || m.over || m.space.epoch != epoch) {
 		status = pool.Stale // its epoch, or that in which its bytes were computed, is over
 	}
 	if status == pool.OK {
-		c.setPresent(e, s.Shard)
-		slot, cell := c.shardCell(r.head, int(s.Shard))
+		*c.slabs.State(slot) = slab.Present
+		l.present++
 		cell.Sum = s.Sum
 		c.persistShard(e, slot, s.Shard, s.Sum)
 	}

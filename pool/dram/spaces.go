@@ -27,7 +27,7 @@ type space struct {
 type group struct {
 	classes []int32 // per shard
 	bytes   int64   // slots of all shards
-	full    uint16  // value of recordState.present when all shards are committed
+	full    uint16  // shards
 	kind    uint8   // as the policy distinguishes entries
 	tokens  uint32  // of a block
 }
@@ -159,7 +159,7 @@ func (c *core) newGroup(spec pool.Group) (g group) {
 		g.classes = append(g.classes, id)
 		g.bytes += c.slabs.SlotBytes(id)
 	}
-	g.full = fullLife(len(spec.ShardBytes))
+	g.full = uint16(len(spec.ShardBytes))
 	g.kind, g.tokens = c.kindOf(g.classes), spec.BlockTokens
 	return g
 }
@@ -266,7 +266,7 @@ func (p *Pool) stats() pool.Stats {
 	}
 	if !p.closed {
 		s.IndexBytes = c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
-			c.wide.Resident(int(c.widest)) + c.owners.Resident() + c.slabs.Resident()
+			c.owners.Resident() + c.slabs.Resident()
 	}
 	s.Classes = c.slabs.Stats()
 	s.Owners = c.owners.Stats()

@@ -3,6 +3,7 @@
 package slab
 
 import (
+	"errors"
 	"math/bits"
 	"slices"
 	"unsafe"
@@ -19,6 +20,16 @@ import (
 // one's link is the entry, with upward set. The link of a free slot is the next free one of its
 // slab, +1.
 type Cell struct{ Link, Sum uint32 }
+
+// State is that of the shard for which a slot was taken.
+type State uint8
+
+// States of a shard.
+const (
+	Empty State = iota
+	Writing
+	Present
+)
 
 type slab struct {
 	class      int32  // NoClass: free
@@ -51,7 +62,8 @@ type Slabs struct {
 	slab     []slab
 	class    []class
 	byBytes  map[uint32]int32
-	cells    offheap.Region[Cell] // by slot
+	cells    offheap.Region[Cell]  // by slot
+	states   offheap.Region[State] // by slot
 	unused   []int32
 	file     *arena.File // nil: the pool ends with the process
 	bytes    int64       // of a slab
@@ -74,7 +86,9 @@ func New(bytes, slabBytes, page int64, f *arena.File) (s Slabs, err error) {
 		s.slab[i] = slab{class: NoClass, last: NoClass}
 		s.unused = append(s.unused, int32(i)) // the first is used first, as it is populated first
 	}
-	s.cells, err = offheap.Sparse[Cell](n << s.slotBits)
+	if s.cells, err = offheap.Sparse[Cell](n << s.slotBits); err == nil {
+		s.states, err = offheap.Sparse[State](n << s.slotBits)
+	}
 	return s, err
 }
 
@@ -121,7 +135,7 @@ func (s *Slabs) Give(slot uint32) {
 	b := &s.slab[n]
 	c := &s.class[b.class]
 	place := slot & (1<<s.slotBits - 1)
-	*s.At(slot) = Cell{Link: b.free}
+	*s.At(slot), s.states.All[slot] = Cell{Link: b.free}, Empty
 	b.free = place + 1
 	if b.bad {
 		c.retired++
@@ -197,6 +211,9 @@ func (s *Slabs) leaveRoom(n int32) {
 
 // At returns the cell of a slot.
 func (s *Slabs) At(slot uint32) *Cell { return &s.cells.All[slot] }
+
+// State returns the state of a slot's shard.
+func (s *Slabs) State(slot uint32) *State { return &s.states.All[slot] }
 
 // Offset returns the offset of a slot in the arena.
 func (s *Slabs) Offset(slot uint32) int64 {
@@ -309,21 +326,23 @@ func (s *Slabs) Stats() (out []pool.ClassStats) {
 	return out
 }
 
-// Resident returns the memory of the cells that were used as slabs are cut now.
+// Resident returns the memory of the cells and states that were used as slabs are cut now.
 func (s *Slabs) Resident() (bytes int64) {
-	const cell, page = int64(unsafe.Sizeof(Cell{})), arena.PageBytes
-	for n := range s.slab {
-		used := cell * int64(s.slab[n].fresh)
-		if cell<<s.slotBits >= page { // slabs share no page
-			used = (used + page - 1) &^ (page - 1)
+	const page = arena.PageBytes
+	for _, size := range []int64{int64(unsafe.Sizeof(Cell{})), int64(unsafe.Sizeof(Empty))} {
+		for n := range s.slab {
+			used := size * int64(s.slab[n].fresh)
+			if size<<s.slotBits >= page { // slabs share no page
+				used = (used + page - 1) &^ (page - 1)
+			}
+			bytes += used
 		}
-		bytes += used
 	}
 	return bytes
 }
 
-// Close unmaps the cells.
-func (s *Slabs) Close() error { return s.cells.Close() }
+// Close unmaps the cells and states.
+func (s *Slabs) Close() error { return errors.Join(s.cells.Close(), s.states.Close()) }
 
-// Mapped returns the memory of the cells.
-func (s *Slabs) Mapped() []byte { return s.cells.Mapped() }
+// Mapped returns the memory of the cells and of the states.
+func (s *Slabs) Mapped() (cells, states []byte) { return s.cells.Mapped(), s.states.Mapped() }
