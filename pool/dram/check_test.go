@@ -56,8 +56,8 @@ func (a *audit) entry(e uint32) error {
 		return fmt.Errorf("dropped, not held, and not freed")
 	case !r.is(flagDropped) && !r.is(flagVisible) && l.present == 0 && l.writing == 0:
 		return fmt.Errorf("empty, and not being written")
-	case r.is(flagRecent) != (r.is(flagVisible) && (!held || r.is(flagUntouched))):
-		return fmt.Errorf("held %v, visible %v, in the order of eviction %v", held, r.is(flagVisible), r.is(flagRecent))
+	case r.is(flagRecent) != r.is(flagVisible):
+		return fmt.Errorf("visible %v, in the order of eviction %v", r.is(flagVisible), r.is(flagRecent))
 	case r.is(flagPartial) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
 		return fmt.Errorf(
 			"%d shards present, %d written, in a list of partial entries: %v", l.present, l.writing,

@@ -23,7 +23,7 @@ type core struct {
 
 	slabs  slab.Slabs
 	file   *arena.File // nil: the pool ends with the process
-	recent list        // visible and not pinned, by use
+	recent list        // visible, by use
 
 	partial list // lacking shards that no job is writing: reclaimed before others are evicted
 
@@ -206,18 +206,17 @@ const (
 	onePin   = 1 << pinShift
 	maxPins  = 1<<19 - 1
 
-	flagLive      = 1 << 0  // the record is an entry
-	flagVisible   = 1 << 1  // all shards are committed
-	flagDropped   = 1 << 2  // no longer findable; freed once it is not held
-	flagRecent    = 1 << 3  // in the list of visible entries without pins, but for flagUntouched
-	flagPartial   = 1 << 4  // in partial
-	flagLifted    = 1 << 7  // placed above its children by lift, and not moved since
-	flagUntouched = 1 << 8  // pinned by ReadWithoutTouch alone: in recent in spite of that
-	flagUnused    = 1 << 9  // marked by MarkUnused, and not used since
-	flagBrief     = 1 << 10 // of those: to be dropped by DropUnused
-	flagDue       = 1 << 11 // of those: its time is over, and it is dropped once it has no children
-	flagOwned     = 1 << 12 // it is in core.owners
-	unused        = flagUnused | flagBrief | flagDue
+	flagLive    = 1 << 0  // the record is an entry
+	flagVisible = 1 << 1  // all shards are committed
+	flagDropped = 1 << 2  // no longer findable; freed once it is not held
+	flagRecent  = 1 << 3  // in the list of visible entries
+	flagPartial = 1 << 4  // in partial
+	flagLifted  = 1 << 7  // placed above its children by lift, and not moved since
+	flagUnused  = 1 << 9  // marked by MarkUnused, and not used since
+	flagBrief   = 1 << 10 // of those: to be dropped by DropUnused
+	flagDue     = 1 << 11 // of those: its time is over, and it is dropped once it has no children
+	flagOwned   = 1 << 12 // it is in core.owners
+	unused      = flagUnused | flagBrief | flagDue
 )
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }

@@ -108,15 +108,13 @@ func (c *core) freeRecord(e uint32) {
 	c.spare = e
 }
 
-// settle updates the state of e after the end of a reservation or of its last pin.
+// settle updates the state of e after the end of a reservation.
 func (c *core) settle(e uint32, at *cursor) {
 	r, l := &c.recs.All[e], &c.states.All[e]
 	switch {
-	case r.pins() > 0 || l.writing != 0:
+	case l.writing != 0:
 	case r.is(flagDropped):
 		c.free(e)
-	case r.is(flagVisible):
-		c.enter(e, at)
 	case l.present == c.group(r.ident).full:
 		c.show(e)
 		c.enter(e, at)
@@ -201,17 +199,8 @@ func (c *core) free(e uint32) {
 	c.freeRecord(e)
 }
 
-// pinEntry pins e and removes it from the order of eviction; bytes is the size of all its slots.
-func (c *core) pinEntry(e uint32, bytes int64) {
-	r := &c.recs.All[e]
-	if r.is(flagRecent) {
-		c.recent.remove(c.recs.All, e)
-	}
-	r.hold &^= flagUntouched | unused
-	c.addPin(e, bytes)
-}
-
-func (c *core) addPin(e uint32, bytes int64) {
+// pin pins e; bytes is the size of all its slots.
+func (c *core) pin(e uint32, bytes int64) {
 	r := &c.recs.All[e]
 	if r.pins() == 0 {
 		c.stats.PinnedEntries++
@@ -220,26 +209,20 @@ func (c *core) addPin(e uint32, bytes int64) {
 	r.hold += onePin
 }
 
-func (c *core) unpinEntry(e uint32, at *cursor) {
-	if c.recs.All[e].pins() > 0 && c.unhold(e) {
-		if f := c.file; f != nil {
-			f.Touch(func() { c.header(c.recs.All[e].head).Used.Store(f.Tick) })
-		}
-		if r := &c.recs.All[e]; r.is(flagOwned) {
-			c.owners.Use(e, c.above(at))
-		}
-		c.settle(e, at)
-	}
-}
-
-// unhold ends a pin, and reports whether it was the last.
-func (c *core) unhold(e uint32) bool {
+// unpin ends a pin of e, and reports whether it was the last one of an entry that stays.
+func (c *core) unpin(e uint32) (stays bool) {
 	r := &c.recs.All[e]
-	r.hold -= onePin
-	if r.pins() > 0 {
+	if r.pins() == 0 {
+		return false
+	}
+	if r.hold -= onePin; r.pins() > 0 {
 		return false
 	}
 	c.stats.PinnedEntries--
 	c.stats.Pinned -= c.group(r.ident).bytes
+	if r.is(flagDropped) {
+		c.free(e)
+		return false
+	}
 	return true
 }

@@ -93,11 +93,8 @@ func (c *core) evictable(e uint32) bool { return c.recs.All[e].child == none && 
 // oldest returns the next entry to evict: the least recently used one without children. An older
 // entry with children counts as recent as they are.
 func (c *core) oldest() uint32 {
-	for c.work.repairs > 0 {
+	for c.work.repairs > 0 && int64(c.recent.n) > c.stats.PinnedEntries {
 		e := c.recent.oldest
-		for e != none && c.recs.All[e].is(flagUntouched) {
-			e = c.recs.All[e].newer
-		}
 		if e == none || c.evictable(e) {
 			return e
 		}
@@ -108,12 +105,12 @@ func (c *core) oldest() uint32 {
 
 // lift moves e just above a child of it, the child above one of its own, and so on down to one that
 // was lifted before, so each chain that was stored in parts from its beginning is put in order
-// once. If no child of e is in the list, a held one is its descendant, and e becomes the most
-// recent.
+// once. An entry that is held and has no children, or whose child is held, is in use, and becomes the
+// most recent.
 func (c *core) lift(e uint32) {
 	recs := c.recs.All
 	path := append(c.scratch[:0], e)
-	for child := recs[e].child; child != none && recs[child].is(flagRecent) &&
+	for child := recs[e].child; child != none && recs[child].is(flagRecent) && !c.held(child) &&
 		len(path) < maxRepairs; child = recs[child].child {
 		path = append(path, child)
 		if recs[child].is(flagLifted) {
@@ -175,64 +172,6 @@ func (c *core) reclaim(e uint32) bool {
 	c.partial.remove(c.recs.All, e)
 	c.partial.push(c.recs.All, e)
 	return false
-}
-
-// ReadWithoutTouch implements pool.Memory. An entry that is pinned for that alone stays in the
-// order of eviction, which passes over it.
-func (p *Pool) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
-	for i := range b.Hashes.N {
-		if b.Status[i], b.Slots[i] = p.pinUntouched(b, i); b.Status[i] == pool.OK {
-			b.Status[i] = read(b.Slots[i])
-			p.unpinUntouched(b.Slots[i].Ref, b.Status[i])
-		}
-	}
-}
-
-func (p *Pool) pinUntouched(b *pool.Batch, i int) (pool.Status, pool.Slot) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	id, sp, ok := c.identOf(b.Space, b.Group, b.Hashes.Len)
-	if !ok || int(b.Shard) >= sp.spec.Shards {
-		return pool.Invalid, pool.Slot{}
-	}
-	e := c.find(id, b.Hashes.At(i))
-	if e == none || !c.recs.All[e].is(flagVisible) {
-		return pool.Missing, pool.Slot{}
-	}
-	if status := c.mayPin(e); status != pool.OK {
-		return status, pool.Slot{}
-	}
-	if c.recs.All[e].is(flagRecent) {
-		c.recs.All[e].hold |= flagUntouched
-	}
-	c.addPin(e, sp.groups[b.Group].bytes)
-	return pool.OK, c.slot(e, b.Shard)
-}
-
-func (p *Pool) unpinUntouched(ref pool.Ref, status pool.Status) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	e, ok := c.deref(ref)
-	if !ok || c.recs.All[e].pins() == 0 {
-		return
-	}
-	r := &c.recs.All[e]
-	if status == pool.Corrupt && !r.is(flagDropped) {
-		c.drop(e, pool.ByCorruption)
-		c.stats.Dropped++
-	}
-	switch untouched := r.is(flagUntouched); {
-	case !untouched:
-		c.tick()
-		c.unpinEntry(e, &cursor{})
-	case c.unhold(e):
-		r.hold &^= flagUntouched
-		if r.is(flagDropped) {
-			c.free(e)
-		}
-	}
 }
 
 // An entry is a child of the entry of the block before it. Nothing that has children is evicted.

@@ -12,7 +12,8 @@ import (
 func (p *Pool) PinEach(s pool.SpaceID, group uint8, h pool.Hashes, refs []pool.Ref) (all []pool.Ref, bytes int64) {
 	p.eachVisible(s, group, &h, func(c *core, e uint32, each int64) {
 		if c.recs.All[e].pins() < maxPins {
-			c.pinEntry(e, each)
+			c.recs.All[e].hold &^= unused
+			c.pin(e, each)
 			refs, bytes = append(refs, c.ref(e)), each
 		}
 	})
@@ -26,9 +27,13 @@ func (p *Pool) MarkUnused(s pool.SpaceID, group uint8, h pool.Hashes, brief bool
 		mark |= flagBrief
 	}
 	p.eachVisible(s, group, &h, func(c *core, e uint32, _ int64) {
-		c.recs.All[e].hold |= mark
+		r := &c.recs.All[e]
+		if brief && r.pins() > 0 {
+			return
+		}
+		r.hold |= mark
 		if brief {
-			c.recs.All[e].hold &^= flagDue
+			r.hold &^= flagDue
 		}
 	})
 }
@@ -134,8 +139,7 @@ func (p *Pool) dropDue(ref pool.Ref) (n int, next pool.Ref) {
 	e := c.lookupRef(ref)
 	for ; n < lockStride && e != none; n++ {
 		r := &c.recs.All[e]
-		inUse := r.pins() > 0 && !r.is(flagUntouched) // reading for a tier is no use
-		if !r.is(flagDue) || r.child != none || inUse {
+		if !r.is(flagDue) || r.child != none {
 			break
 		}
 		before := c.parent(e)

@@ -49,7 +49,7 @@ type trail struct {
 	recent cursor
 	note   *pool.Note // nil without an advisor
 
-	pins bool // entries are pinned, not touched
+	pins bool // entries are pinned, too
 	room int64
 	each int64 // bytes of an entry
 	refs []pool.Ref
@@ -102,11 +102,10 @@ func (p *Pool) passPart(t *trail, s pool.SpaceID, group uint8, h *pool.Hashes, f
 				return i - from
 			}
 			c.relink(e, before)
+			c.touch(e, &t.recent)
 			if t.pins {
-				c.pinEntry(e, t.each)
+				c.pin(e, t.each)
 				t.refs = append(t.refs, c.ref(e))
-			} else {
-				c.touch(e, &t.recent)
 			}
 			before = e
 			i++
@@ -145,12 +144,11 @@ func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool
 
 // Unpin implements pool.Index.
 func (p *Pool) Unpin(refs []pool.Ref) {
-	var at cursor
 	p.strides(len(refs), func(c *core, from, to int) {
 		c.tick()
 		for _, ref := range refs[from:to] {
-			if e, ok := c.deref(ref); ok {
-				c.unpinEntry(e, &at)
+			if e, ok := c.deref(ref); ok && c.unpin(e) && c.file != nil {
+				c.file.Touch(func() { c.header(c.recs.All[e].head).Used.Store(c.file.Tick) })
 			}
 		}
 	})
@@ -243,7 +241,7 @@ func (c *core) touch(e uint32, at *cursor) {
 	at.entry, at.generation = e, c.states.All[e].generation
 }
 
-// enter inserts an entry that just became visible or unpinned into the recent list.
+// enter inserts an entry that just became visible into the recent list.
 func (c *core) enter(e uint32, at *cursor) {
 	c.place(e, c.above(at))
 	at.entry, at.generation = e, c.states.All[e].generation

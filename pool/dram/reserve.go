@@ -250,29 +250,19 @@ func (c *core) acquire(e uint32, shard uint8, bytes int64) (pool.Status, pool.Sl
 	if e == none {
 		return pool.Missing, pool.Slot{}
 	}
-	if status := c.mayPin(e); status != pool.OK {
-		return status, pool.Slot{}
-	}
-	c.pinEntry(e, bytes)
-	return pool.OK, c.slot(e, shard)
-}
-
-// mayPin returns OK, or the reason why an entry cannot be pinned.
-func (c *core) mayPin(e uint32) pool.Status {
 	switch {
 	case c.recs.All[e].pins() == maxPins:
-		return pool.Busy
+		return pool.Busy, pool.Slot{}
 	case c.owner(c.recs.All[e].head) != e: // the slot was given to another entry
-		return pool.Corrupt
+		return pool.Corrupt, pool.Slot{}
 	}
-	return pool.OK
+	c.pin(e, bytes)
+	return pool.OK, c.slot(e, shard)
 }
 
 // Release implements pool.Slots. It clears the Ref of each slot, so a second Release does nothing.
 func (p *Pool) Release(slots []pool.Slot, status []pool.Status) {
-	var at cursor
 	p.strides(len(slots), func(c *core, from, to int) {
-		c.tick()
 		for i := from; i < to; i++ {
 			e, ok := c.deref(slots[i].Ref)
 			slots[i].Ref = 0
@@ -283,7 +273,7 @@ func (p *Pool) Release(slots []pool.Slot, status []pool.Status) {
 				c.drop(e, pool.ByCorruption)
 				c.stats.Dropped++
 			}
-			c.unpinEntry(e, &at)
+			c.unpin(e)
 		}
 	})
 }
