@@ -183,20 +183,11 @@ const maxSteps = 16 << 10
 
 // link makes child a child of parent, if it has no parent and no cycle results.
 func (c *core) link(child, parent uint32) {
-	recs := c.recs.All
-	r := &recs[child]
-	if r.prev != none || child == parent {
+	r := &c.recs.All[child]
+	if r.prev != none || child == parent || r.child != none && !c.surelyApart(child, parent) {
 		return
 	}
-	if r.child != none && !c.surelyApart(child, parent) {
-		return
-	}
-	p := &recs[parent]
-	r.prev, r.next = parent|upward, p.child
-	if p.child != none {
-		recs[p.child].prev = child
-	}
-	p.child = child
+	c.linkRoot(child, parent)
 	c.persistParent(child, parent)
 }
 
