@@ -148,12 +148,6 @@ func openFile(o *Options) (*Pool, error) {
 	r.New, r.Cold = f.State()
 	page, _ := a.Page()
 	c, err := o.core(f, page, r)
-	if errors.Is(err, errLost) {
-		r.Cold = err.Error()
-		if err = f.Erase(); err == nil {
-			c, err = o.core(f, page, r)
-		}
-	}
 	if err != nil {
 		return nil, errors.Join(err, f.Unmap(), a.Close())
 	}

@@ -30,8 +30,8 @@ type Recovery struct {
 	Took    time.Duration
 }
 
-// errLost is a page of the index that went bad while it was read: the file is not used then.
-var errLost = errors.New("a page of its index went bad while it was read")
+// errLost is a page of the index that went bad right after it was read. The next start finds it.
+var errLost = errors.New("dram: a page of the pool's index went bad during the start")
 
 // restore builds the index of what the file holds.
 func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {

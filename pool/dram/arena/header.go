@@ -1,12 +1,9 @@
 package arena
 
 import (
-	"fmt"
 	"hash/crc32"
 	"sync/atomic"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -97,22 +94,6 @@ func (f *File) Slab(n int32) (slotBytes uint32) {
 		return 0
 	}
 	return slotBytes
-}
-
-// Erase invalidates everything that the file holds, and frees the memory of its headers.
-func (f *File) Erase() error {
-	for n := range f.layout.SlabCount() {
-		f.Withdraw(int32(n))
-	}
-	for n := range f.SpacesUsed() {
-		f.Touch(func() { f.SpaceAt(n).Remove() })
-	}
-	l := &f.layout
-	err := unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, l.Headers, l.Learned-l.Headers)
-	if err != nil {
-		return fmt.Errorf("dram: %s: free the headers: %w", f.path, err)
-	}
-	return nil
 }
 
 // Header returns the header of a slot. Those of slabs that were never cut have no memory.
