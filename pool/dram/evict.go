@@ -9,11 +9,10 @@ import (
 
 // Limits of the work of one reservation under the lock. If they do not suffice, it is Busy.
 const (
-	maxRepairs  = 16 << 10 // entries moved in the order of eviction
-	maxPartials = 64       // partial entries looked at
-	nearOldest  = 64       // oldest entries among which one with the wanted class is searched first
-	farOldest   = 4 << 10  // ... and if no slab could be taken
-	maxOwned    = 16 << 10 // steps in the order of the entries of an owner at its budget
+	maxRepairs = 16 << 10 // entries moved in the order of eviction
+	nearOldest = 64       // oldest entries among which one with the wanted class is searched first
+	farOldest  = 4 << 10  // ... and if no slab could be taken
+	maxOwned   = 16 << 10 // steps in the order of the entries of an owner at its budget
 	// entries evicted because of a budget; more than a part of a batch needs, so that an owner
 	// whose budget was lowered gets there
 	maxOwnedOut = 2 * lockStride
@@ -21,16 +20,16 @@ const (
 
 // work is what is left of those limits.
 type work struct {
-	repairs, partials int
-	owned, ownedOut   int    // see maxOwned
-	steps             int    // see maxSteps
-	taken             int    // slabs taken from other classes: one part of a reservation ends with it
-	noSlab            bool   // none could be taken
-	sink              uint64 // keeps loads alive that only warm the caches
+	repairs         int
+	owned, ownedOut int    // see maxOwned
+	steps           int    // see maxSteps
+	taken           int    // slabs taken from other classes: one part of a reservation ends with it
+	noSlab          bool   // none could be taken
+	sink            uint64 // keeps loads alive that only warm the caches
 }
 
 func (w *work) refill() {
-	w.repairs, w.partials, w.steps = maxRepairs, maxPartials, maxSteps
+	w.repairs, w.steps = maxRepairs, maxSteps
 	w.owned, w.ownedOut = maxOwned, maxOwnedOut
 	w.taken, w.noSlab = 0, false
 }
@@ -147,31 +146,17 @@ func (c *core) evict(e uint32, why pool.Cause) {
 	c.drop(e, why)
 }
 
-// reclaimPartial evicts one partial entry, the oldest first, or the end of a chain below it.
+// reclaimPartial evicts the oldest partial entry. What follows it was not found anyway.
 func (c *core) reclaimPartial() bool {
-	for ; c.work.partials > 0 && c.partial.oldest != none; c.work.partials-- {
-		if c.reclaim(c.partial.oldest) {
-			return true
-		}
+	e := c.partial.oldest
+	if e != none && c.held(e) { // it is about to get a child
+		e = c.recs.All[e].newer
 	}
-	return false
-}
-
-// reclaim evicts a partial entry, or, if it has children, the end of one of their chains, so that
-// no more is evicted than necessary. If that end is held, the partial entry becomes the youngest.
-func (c *core) reclaim(e uint32) bool {
-	end := e
-	for child := c.recs.All[end].child; child != none && c.work.repairs > 0; child = c.recs.All[end].child {
-		end = child
-		c.work.repairs--
+	if e == none {
+		return false
 	}
-	if c.evictable(end) {
-		c.evict(end, pool.ByAge)
-		return true
-	}
-	c.partial.remove(c.recs.All, e)
-	c.partial.push(c.recs.All, e)
-	return false
+	c.evict(e, pool.ByAge)
+	return true
 }
 
 // An entry is a child of the entry of the block before it. Nothing that has children is evicted.

@@ -61,19 +61,13 @@ func (p *Pool) Advise(s pool.SpaceID, group uint8, h pool.Hashes, a pool.Advice,
 	var named advised
 	var first pool.Ref
 	stored := false
-	p.strides(h.N, func(c *core, from, to int) {
-		id, _, ok := c.identOf(s, group, h.Len)
-		for i := from; ok && i < to; i++ {
-			e := c.find(id, h.At(i))
-			if e != none && !c.recs.All[e].is(flagVisible) {
-				e = none
-			}
-			if e != none && !stored {
-				first, stored = c.ref(e), true
-			}
-			named.entries = append(named.entries, e)
-			named.prints = append(named.prints, c.seed.Hash(uint32(id), offheap.KeyOf(h.At(i))))
+	p.each(s, group, &h, func(c *core, sp *space, i int, e uint32) {
+		if e != none && !stored {
+			first, stored = c.ref(e), true
 		}
+		id := makeIdent(sp.realm, group, h.Len)
+		named.entries = append(named.entries, e)
+		named.prints = append(named.prints, c.seed.Hash(uint32(id), offheap.KeyOf(h.At(i))))
 	})
 	var chain advised // from the end of the part before
 	for more := stored && lasts == 0; more && len(chain.entries) < maxAdvised; {
@@ -152,15 +146,11 @@ func (p *Pool) dropDue(ref pool.Ref) (n int, next pool.Ref) {
 	return n, next
 }
 
-// eachVisible calls do for each of the hashes that is stored, with the bytes of one. The lock is
-// held during a call, and released now and then between two.
+// eachVisible calls do for each of the hashes that is stored, with the bytes of one.
 func (p *Pool) eachVisible(s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core, e uint32, bytes int64)) {
-	p.strides(h.N, func(c *core, from, to int) {
-		id, sp, ok := c.identOf(s, group, h.Len)
-		for i := from; ok && i < to; i++ {
-			if e := c.find(id, h.At(i)); e != none && c.recs.All[e].is(flagVisible) {
-				do(c, e, sp.groups[group].bytes)
-			}
+	p.each(s, group, h, func(c *core, sp *space, _ int, e uint32) {
+		if e != none {
+			do(c, e, sp.groups[group].bytes)
 		}
 	})
 }

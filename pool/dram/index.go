@@ -123,23 +123,29 @@ func (c *core) relink(e, before uint32) {
 	}
 }
 
-// Exists implements pool.Index.
-func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
+// each calls do for each hash, with its visible entry or none, and holds the lock meanwhile. Where
+// the space is not known it calls nothing.
+func (p *Pool) each(s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core, sp *space, i int, e uint32)) {
 	p.strides(h.N, func(c *core, from, to int) {
-		id, _, ok := c.identOf(s, group, h.Len)
+		id, sp, ok := c.identOf(s, group, h.Len)
 		if !ok {
-			clear(present[from:to])
 			return
 		}
-		v := c.walk(&h)
+		v := c.walk(h)
 		for i := from; i < to; i += groupLen {
 			n := min(groupLen, to-i)
 			c.look(id, &v, i, n)
 			for j, e := range c.probe.entry[:n] {
-				present[i+j] = e != none
+				do(c, sp, i+j, e)
 			}
 		}
 	})
+}
+
+// Exists implements pool.Index.
+func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
+	clear(present[:h.N])
+	p.each(s, group, &h, func(_ *core, _ *space, i int, e uint32) { present[i] = e != none })
 }
 
 // Unpin implements pool.Index.

@@ -227,21 +227,12 @@ func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor
 
 // Acquire implements pool.Slots.
 func (p *Pool) Acquire(b *pool.Batch) {
-	p.strides(b.Hashes.N, func(c *core, from, to int) {
-		id, sp, ok := c.identOf(b.Space, b.Group, b.Hashes.Len)
-		if !ok || int(b.Shard) >= sp.spec.Shards {
-			for i := from; i < to; i++ {
-				b.Status[i], b.Slots[i] = pool.Invalid, pool.Slot{}
-			}
-			return
-		}
-		v := c.walk(&b.Hashes)
-		for i := from; i < to; i += groupLen {
-			n := min(groupLen, to-i)
-			c.look(id, &v, i, n)
-			for j, e := range c.probe.entry[:n] {
-				b.Status[i+j], b.Slots[i+j] = c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
-			}
+	for i := range b.Hashes.N {
+		b.Status[i], b.Slots[i] = pool.Invalid, pool.Slot{}
+	}
+	p.each(b.Space, b.Group, &b.Hashes, func(c *core, sp *space, i int, e uint32) {
+		if int(b.Shard) < sp.spec.Shards {
+			b.Status[i], b.Slots[i] = c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
 		}
 	})
 }
