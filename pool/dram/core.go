@@ -74,10 +74,10 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 		}
 	}()
 	most := int(o.Bytes/arena.SlotUnit) + 1 // an entry has a slot
-	if c.recs, err = offheap.Reserve[record](most); err != nil {
+	if c.recs, err = offheap.Map[record](most); err != nil {
 		return c, err
 	}
-	if c.states, err = offheap.Reserve[recordState](most); err != nil {
+	if c.states, err = offheap.Map[recordState](most); err != nil {
 		return c, err
 	}
 	if c.owners, err = owner.New(most); err != nil {
@@ -88,9 +88,6 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 	}
 	if c.slabs, err = slab.New(o.Bytes, o.SlabBytes, page, f); err != nil {
 		return c, err
-	}
-	if !c.recs.Grow(1) || !c.states.Grow(1) { // record 0 is none, and may be read
-		return c, errors.New("dram: no memory for headers")
 	}
 	return c, nil
 }

@@ -20,10 +20,6 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 		return none
 	}
 	e := c.newRecord()
-	if e == none {
-		c.giveAll(head, len(classes))
-		return none
-	}
 	k := offheap.KeyOf(b)
 	h := c.seed.Hash(uint32(id), k)
 	c.table.Grow(c.hashes)
@@ -91,11 +87,10 @@ func (c *core) newRecord() uint32 {
 	if e != none {
 		c.spare = c.recs.All[e].older
 	} else {
-		e = c.high
-		if !c.recs.Grow(int(e)+1) || !c.states.Grow(int(e)+1) {
-			return none
-		}
+		e = c.high // within the regions: an entry has a slot
 		c.high++
+		c.recs.Use(int(c.high))
+		c.states.Use(int(c.high))
 	}
 	c.recs.All[e] = record{}
 	generation := max((c.states.All[e].generation+1)&^upward, 1) // the highest bit of a ref stays clear

@@ -221,9 +221,6 @@ func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 // restoreEntry makes an entry that has shard 0.
 func (c *core) restoreEntry(id ident, k offheap.Key, slot uint32) uint32 {
 	e := c.newRecord()
-	if e == none {
-		return none
-	}
 	c.table.Grow(c.hashes)
 	if !c.table.Put(c.seed.Hash(uint32(id), k), e) {
 		c.freeRecord(e)

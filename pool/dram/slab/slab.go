@@ -86,8 +86,8 @@ func New(bytes, slabBytes, page int64, f *arena.File) (s Slabs, err error) {
 		s.slab[i] = slab{class: NoClass, last: NoClass}
 		s.unused = append(s.unused, int32(i)) // the first is used first, as it is populated first
 	}
-	if s.cells, err = offheap.Sparse[Cell](n << s.slotBits); err == nil {
-		s.states, err = offheap.Sparse[State](n << s.slotBits)
+	if s.cells, err = offheap.Map[Cell](n << s.slotBits); err == nil {
+		s.states, err = offheap.Map[State](n << s.slotBits)
 	}
 	return s, err
 }
