@@ -223,8 +223,8 @@ type Slots interface {
 
 // Spaces administers a pool.
 type Spaces interface {
-	// OpenSpace returns the ID of a space, which it opens if necessary. Equal specs have equal IDs
-	// until the space is closed.
+	// OpenSpace returns the ID of a space, which it opens if necessary, and retains the spec. Equal
+	// specs have equal IDs until the space is closed.
 	OpenSpace(s Spec) (SpaceID, error)
 	// ResetSpace starts the next weights epoch of a space; entries of older epochs are not found
 	// from then on. Its time does not depend on what is stored: Sweep frees the memory.

@@ -158,7 +158,7 @@ func logPages(p *dram.Pool, log *zap.Logger) {
 	}
 	if info := p.Info(); p.Stats().Ready == info.Bytes { // else the agent ends before that
 		log.Info("the pool's memory is populated", zap.Duration("took", time.Since(begin)),
-			zap.String("none_set_aside", info.PageReason), zap.String("none_made_up", info.Transparent))
+			zap.String("none_set_aside", info.PageReason))
 	}
 }
 

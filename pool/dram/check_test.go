@@ -213,7 +213,7 @@ func (a *audit) checkOwners() error {
 // checkSlabs compares the slabs with the slots of the entries.
 func (a *audit) checkSlabs() error {
 	s := &a.core.slabs
-	free := make([]int, s.Classes())
+	free := map[int32]int{}
 	left := len(a.slots)
 	for n := range int32(s.Count()) {
 		first, end := s.Slots(n)
@@ -239,7 +239,7 @@ func (a *audit) checkSlabs() error {
 		return fmt.Errorf("entries have %d slots of free slabs", left)
 	}
 	for id, n := range free {
-		if got := s.Free(int32(id)); got != n {
+		if got := s.Free(id); got != n {
 			return fmt.Errorf("class %d: %d slots may be allocated, %d of them beside a bad page", id, got, got-n)
 		}
 	}

@@ -146,7 +146,7 @@ func (p *Pool) CloseSpace(s pool.SpaceID) error {
 func notOpen(s pool.SpaceID) error { return fmt.Errorf("dram: space %d is not open", s) }
 
 func (c *core) newSpace(s *pool.Spec) *space {
-	sp := &space{spec: cloneSpec(*s), epoch: s.OpeningEpoch(), record: noRecord}
+	sp := &space{spec: *s, epoch: s.OpeningEpoch(), record: noRecord}
 	for _, g := range s.Groups {
 		sp.groups = append(sp.groups, c.newGroup(g))
 	}
@@ -220,15 +220,6 @@ func sameSpec(a, b *pool.Spec) bool {
 		slices.EqualFunc(a.Groups, b.Groups, func(x, y pool.Group) bool {
 			return x.BlockTokens == y.BlockTokens && slices.Equal(x.ShardBytes, y.ShardBytes)
 		})
-}
-
-func cloneSpec(s pool.Spec) pool.Spec {
-	s.Identity = bytes.Clone(s.Identity)
-	s.Groups = slices.Clone(s.Groups)
-	for i := range s.Groups {
-		s.Groups[i].ShardBytes = slices.Clone(s.Groups[i].ShardBytes)
-	}
-	return s
 }
 
 // Epoch implements pool.Spaces; it returns 0 for a space that is not open.

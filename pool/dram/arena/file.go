@@ -176,9 +176,6 @@ func (f *File) TouchEach(from, to uint32, do func(i uint32)) (faulted int64) {
 // AtLeast advances the clock of the file to a tick.
 func (f *File) AtLeast(tick uint32) { f.Tick = max(f.Tick, tick) }
 
-// OutsideArena returns the mapping of the file outside the arena.
-func (f *File) OutsideArena() []byte { return f.meta }
-
 // examine decides whether the content of the file can be used. It can still be rejected later: when
 // the superblock is mapped, and by the pool when it reads the slabs.
 func (f *File) examine() error {

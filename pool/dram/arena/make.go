@@ -240,6 +240,3 @@ func readLimit(file string) (int64, bool) {
 	}
 	return n, true
 }
-
-// HugePagesFree returns the number of free, unreserved pages of 2 MiB of this machine.
-func HugePagesFree() (int64, error) { return freeHugePages(systemFiles) }

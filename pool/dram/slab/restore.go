@@ -22,9 +22,6 @@ func (s *Slabs) Restore() {
 
 // These methods serve a class that takes a slab of another class.
 
-// Classes returns the number of classes.
-func (s *Slabs) Classes() int32 { return int32(len(s.class)) }
-
 // MayGo reports whether a slab belongs to another class than this one, and is not retired.
 func (s *Slabs) MayGo(n, class int32) bool {
 	return s.slab[n].class != NoClass && s.slab[n].class != class && !s.slab[n].bad
