@@ -52,11 +52,9 @@ type Memory interface {
 type Tiers interface {
 	// Ask queries the tiers for the chains where their content is not known yet, and waits until
 	// the deadline at most. It reports whether some tier has not answered by then; a later call
-	// finds that answer.
-	Ask(s SpaceID, asked []Asked, deadline time.Time) (pending bool)
-	// AskAnew is Ask, except that an answer from before the call that a shared tier lacks an entry
-	// does not count, because another node is known to be writing it.
-	AskAnew(s SpaceID, asked []Asked, deadline time.Time) (pending bool)
+	// finds that answer. anew: an answer from before the call that a shared tier lacks an entry does
+	// not count, because another node is known to be writing it.
+	Ask(s SpaceID, asked []Asked, deadline time.Time, anew bool) (pending bool)
 	// Shared reports whether there is a shared tier that can be asked, or that may be soon: one
 	// that has not answered for a moment is worth a short wait.
 	Shared() bool

@@ -24,7 +24,7 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	h := c.seed.Hash(uint32(id), k)
 	c.table.Grow(c.hashes)
 	if !c.table.Put(h, e) {
-		c.giveAll(head, len(classes))
+		c.giveAll(head)
 		c.freeRecord(e)
 		return none
 	}
@@ -47,7 +47,7 @@ func (c *core) takeAll(classes []int32) (head uint32, ok bool) {
 	for i := len(classes) - 1; i >= 0; i-- {
 		slot, ok := c.slabs.Take(classes[i])
 		if !ok {
-			c.giveAll(head, len(classes)-1-i)
+			c.giveAll(link)
 			return 0, false
 		}
 		*c.slabs.At(slot) = slab.Cell{Link: link}
@@ -56,8 +56,9 @@ func (c *core) takeAll(classes []int32) (head uint32, ok bool) {
 	return head, true
 }
 
-func (c *core) giveAll(slot uint32, n int) {
-	for range n {
+// giveAll frees a slot and those linked to it.
+func (c *core) giveAll(slot uint32) {
+	for slot&upward == 0 {
 		next := c.slabs.At(slot).Link
 		c.slabs.Give(slot)
 		slot = next
@@ -189,7 +190,7 @@ func (c *core) free(e uint32) {
 	if r.is(flagOwned) {
 		c.owners.Free(e, c.group(r.ident).bytes)
 	}
-	c.giveAll(r.head, len(c.group(r.ident).classes))
+	c.giveAll(r.head)
 	c.leaveRealm(r.ident.realm())
 	c.freeRecord(e)
 }

@@ -44,10 +44,8 @@ func (c *core) clearHeaders(e uint32) {
 	if c.file == nil {
 		return
 	}
-	slot := c.recs.All[e].head
-	for range c.group(c.recs.All[e].ident).classes {
+	for slot := c.recs.All[e].head; slot&upward == 0; slot = c.slabs.At(slot).Link {
 		c.file.Touch(func() { c.header(slot).Check.Store(0) })
-		slot = c.slabs.At(slot).Link
 	}
 }
 
@@ -172,11 +170,8 @@ func (o *Options) core(f *arena.File, page int64, r *Recovery) (*core, error) {
 			r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
 		}
 	}
-	if !f.Touch(func() { err = c.restore(f, o.SlabBytes, r) }) {
-		err = errLost
-	}
-	if err != nil {
-		return nil, errors.Join(err, c.close())
+	if !f.Touch(func() { c.restore(f, o.SlabBytes, r) }) {
+		return nil, errors.Join(errLost, c.close())
 	}
 	return c, nil
 }

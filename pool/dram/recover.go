@@ -34,22 +34,19 @@ type Recovery struct {
 var errLost = errors.New("dram: a page of the pool's index went bad during the start")
 
 // restore builds the index of what the file holds.
-func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
+func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) {
 	byRecord := c.restoreSpaces(f, slabBytes, r)
 	c.slabs.Restore()
 	s := scan{core: c, spaces: byRecord, found: make([][]uint64, c.slabs.Count())}
 	s.readAll()
 	s.freeOthers()
 	for shard := range pool.MaxShards {
-		if !s.attach(uint8(shard)) {
-			return errors.New("dram: no memory for the index")
-		}
+		s.attach(uint8(shard))
 	}
 	r.Damaged, r.Stale, r.Lost = int(s.damaged.Load()), int(s.stale.Load()), int(s.lost.Load())
 	r.Partial = s.giveUpPartial()
 	c.restoreOrder()
 	r.Entries = int(c.stats.Entries)
-	return nil
 }
 
 // restoreSpaces makes realms for the spaces of the file, which get their IDs by OpenSpace.
@@ -169,16 +166,7 @@ func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
 // attach adds one shard of all entries to the index: shard 0 makes the entry, the others are linked
 // to it in order. A shard is left over if its shard 0 had been cleared when the process was killed
 // during an eviction, or if it had been copied when it was killed during a move.
-func (s *scan) attach(shard uint8) bool {
-	if shard == 0 {
-		total := 0
-		for _, slots := range s.found {
-			total += len(slots)
-		}
-		if !s.table.Reserve(total) {
-			return false
-		}
-	}
+func (s *scan) attach(shard uint8) {
 	for n := range s.found {
 		for ; len(s.found[n]) > 0 && uint8(s.found[n][0]>>32) == shard; s.found[n] = s.found[n][1:] {
 			slot := uint32(s.found[n][0])
@@ -188,7 +176,6 @@ func (s *scan) attach(shard uint8) bool {
 			}
 		}
 	}
-	return true
 }
 
 func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
@@ -233,26 +220,13 @@ func (c *core) restoreEntry(id ident, k offheap.Key, slot uint32) uint32 {
 	return e
 }
 
-// giveUpPartial frees the entries that lack shards; the engine saves them again.
-func (s *scan) giveUpPartial() (n int) {
-	c := s.core
+// giveUpPartial drops the entries that lack shards; the engine saves them again.
+func (c *core) giveUpPartial() (n int) {
 	for e := uint32(1); e < c.high; e++ {
-		r := &c.recs.All[e]
-		if !r.is(flagLive) || c.states.All[e].present == c.group(r.ident).full {
-			continue
+		if r := &c.recs.All[e]; r.is(flagLive) && c.states.All[e].present != c.group(r.ident).full {
+			c.drop(e, 0)
+			n++
 		}
-		slot := r.head
-		for range c.states.All[e].present {
-			next := c.slabs.At(slot).Link
-			s.header(slot).Check.Store(0)
-			c.slabs.Give(slot)
-			slot = next
-		}
-		c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)
-		c.stats.Partial--
-		c.leaveRealm(r.ident.realm())
-		c.freeRecord(e)
-		n++
 	}
 	return n
 }

@@ -259,7 +259,7 @@ func (l *level) tally(on []outgoing, last []pool.Item, whole []bool) {
 		}
 		l.written.put(digest, true, l.p.now().Add(writtenFor))
 		if !l.Local {
-			l.exists.forget(digest) // it may be cached as absent
+			l.exists.put(digest, false, l.p.now()) // unknown: it may be cached as absent
 		}
 	}
 }
