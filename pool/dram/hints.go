@@ -257,9 +257,8 @@ func addRest(n *pool.Note, s *offheap.Seed, h *pool.Hashes, from int) {
 	if !n.Missed {
 		return
 	}
-	v := offheap.ViewOf(h)
 	for i := from; i < h.N && len(n.Use.Prints) < pool.MaxNoteBlocks; i++ {
-		n.Use.Prints = append(n.Use.Prints, s.Hash(n.ID, v.At(i)))
+		n.Use.Prints = append(n.Use.Prints, s.Hash(n.ID, offheap.KeyOf(h.At(i))))
 	}
 }
 

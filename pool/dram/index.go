@@ -91,11 +91,11 @@ func (p *Pool) passPart(t *trail, s pool.SpaceID, group uint8, h *pool.Hashes, f
 		to = from + int(room)
 	}
 	c.work.steps = maxSteps
-	v := c.walk(h)
+	c.probe.next = none
 	before := c.lookupRef(t.before)
 	for i := from; i < to; {
 		n := min(groupLen, to-i)
-		c.look(id, &v, i, n)
+		c.look(id, h, i, n)
 		for j, e := range c.probe.entry[:n] {
 			if e == none || t.pins && c.recs.All[e].pins() == maxPins {
 				addFound(t.note, &c.seed, &c.probe, n, j)
@@ -131,10 +131,10 @@ func (p *Pool) each(s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core
 		if !ok {
 			return
 		}
-		v := c.walk(h)
+		c.probe.next = none
 		for i := from; i < to; i += groupLen {
 			n := min(groupLen, to-i)
-			c.look(id, &v, i, n)
+			c.look(id, h, i, n)
 			for j, e := range c.probe.entry[:n] {
 				do(c, sp, i+j, e)
 			}

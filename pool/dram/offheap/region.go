@@ -125,25 +125,6 @@ func KeyOf(b []byte) Key {
 	}
 }
 
-// View is a chain of block hashes with its strides computed.
-type View struct {
-	blob   []byte
-	stride int
-	n      int // bytes of a hash
-}
-
-// ViewOf returns the view of a chain.
-func ViewOf(h *pool.Hashes) View {
-	step := max(h.Step, 1)
-	return View{blob: h.Blob[h.First*h.Len:], stride: step * h.Len, n: h.Len}
-}
-
-// At returns hash i.
-func (v *View) At(i int) Key {
-	at := i * v.stride
-	return KeyOf(v.blob[at : at+v.n])
-}
-
 // Tag returns a short hash of the key. It detects a slot that was given to another key; it need not
 // resist attackers, because the file is the agent's own and only the order of eviction depends on
 // it.
