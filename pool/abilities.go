@@ -52,8 +52,8 @@ type Memory interface {
 type Tiers interface {
 	// Ask queries the tiers for the chains where their content is not known yet, and waits until
 	// the deadline at most. It reports whether some tier has not answered by then; a later call
-	// finds that answer. anew: an answer from before the call that a shared tier lacks an entry does
-	// not count, because another node is known to be writing it.
+	// finds that answer. anew: an answer from before the call that a shared tier lacks an entry
+	// does not count, because another node is known to be writing it.
 	Ask(s SpaceID, asked []Asked, deadline time.Time, anew bool) (pending bool)
 	// Shared reports whether there is a shared tier that can be asked, or that may be soon: one
 	// that has not answered for a moment is worth a short wait.
@@ -92,8 +92,9 @@ type Advised interface {
 	// CountUnused returns how many of the hashes are stored, and how many of those are still
 	// marked; bytes is the size of one.
 	CountUnused(s SpaceID, group uint8, h Hashes) (stored, unused int, bytes int64)
-	// DropUnused drops those of the hashes that are still marked for it. An entry that others follow
-	// stays until a later call has dropped them. It returns the number of those dropped, of earlier calls' hashes, too.
+	// DropUnused drops those of the hashes that are still marked for it. An entry that others
+	// follow stays until a later call has dropped them. It returns the number of those dropped, of
+	// earlier calls' hashes, too.
 	DropUnused(s SpaceID, group uint8, h Hashes) int
 	// Advise passes advice to the policy: a wish, with the time that it lasts, on the hashes,
 	// stored or not; facts (time 0) on the entries before them in their chain, too. It sets the

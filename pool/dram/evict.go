@@ -104,8 +104,8 @@ func (c *core) oldest() uint32 {
 
 // lift moves e just above a child of it, the child above one of its own, and so on down to one that
 // was lifted before, so each chain that was stored in parts from its beginning is put in order
-// once. An entry that is held and has no children, or whose child is held, is in use, and becomes the
-// most recent.
+// once. An entry that is held and has no children, or whose child is held, is in use, and becomes
+// the most recent.
 func (c *core) lift(e uint32) {
 	recs := c.recs.All
 	path := append(c.scratch[:0], e)

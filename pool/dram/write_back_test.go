@@ -95,15 +95,6 @@ func TestPinIsAUse(t *testing.T) {
 	closePool(t, p)
 }
 
-// dropAll drops blocks.
-func dropAll(p *Pool, id pool.SpaceID, numbers ...byte) {
-	for _, n := range numbers {
-		b := lonely(id, n)
-		p.Acquire(b)
-		p.Release(b.Slots, []pool.Status{pool.Corrupt})
-	}
-}
-
 // TestRefsKeepTheirHighestBitClear reuses a record until its generation wraps: a ref never has the
 // bit by which tiers tell their promises.
 func TestRefsKeepTheirHighestBitClear(t *testing.T) {

@@ -233,7 +233,7 @@ func (a *Arena) StopPopulating() {
 // Ready returns how many bytes are populated.
 func (a *Arena) Ready() int64 { return a.ready.Load() }
 
-// MakeHuge asks for transparent huge pages where the arena's own are small. The kernel may have none.
+// MakeHuge asks for transparent huge pages where the arena's own are small.
 func (a *Arena) MakeHuge() {
 	if a.pageBytes != HugePageBytes {
 		_ = unix.Madvise(a.raw, unix.MADV_HUGEPAGE)

@@ -22,8 +22,8 @@ const (
 	hugeFrom = 32 << 20
 )
 
-// Region is an array of T off the Go heap. Only its pages that were touched take memory, so it never
-// moves and is never scanned.
+// Region is an array of T off the Go heap. Only its pages that were touched take memory, so it
+// never moves and is never scanned.
 type Region[T any] struct {
 	All  []T
 	raw  []byte
