@@ -231,6 +231,7 @@ func (a *audit) checkSlabs() error {
 		if left -= used; used == 0 || s.UsedIn(n) != int64(used)*s.SlotBytes(id) {
 			return fmt.Errorf("slab %d has %d slots in use, counts %d bytes", n, used, s.UsedIn(n))
 		}
+		free[id] += 0
 		if s.MayGo(n, slab.NoClass) { // it has no bad page
 			free[id] += s.PerSlab(id) - used
 		}

@@ -65,11 +65,12 @@ func (f *File) size(n int64) error {
 	return nil
 }
 
-// provide allocates the memory of a range of the file, so that accessing it cannot fail.
+// provide allocates the memory of a range of the file, so that accessing it cannot fail. It does not
+// lengthen a file that was cut meanwhile: zeros would be read where blocks were.
 func (f *File) provide(from, to int64) error {
 	for from < to {
 		n := min(providePiece, to-from)
-		switch err := unix.Fallocate(f.fd, 0, from, n); {
+		switch err := unix.Fallocate(f.fd, unix.FALLOC_FL_KEEP_SIZE, from, n); {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.ENOMEM):
