@@ -3,10 +3,7 @@ package dram
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -37,13 +34,13 @@ var errLost = errors.New("dram: a page of the pool's index went bad during the s
 func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) {
 	byRecord := c.restoreSpaces(f, slabBytes, r)
 	c.slabs.Restore()
-	s := scan{core: c, spaces: byRecord, found: make([][]uint64, c.slabs.Count())}
-	s.readAll()
-	s.freeOthers()
+	s := scan{core: c, recovery: r, spaces: byRecord, found: make([][]uint64, c.slabs.Count())}
+	for n := range s.found {
+		s.readSlab(int32(n)) // none, if it is not cut
+	}
 	for shard := range pool.MaxShards {
 		s.attach(uint8(shard))
 	}
-	r.Damaged, r.Stale, r.Lost = int(s.damaged.Load()), int(s.stale.Load()), int(s.lost.Load())
 	r.Partial = s.giveUpPartial()
 	c.restoreOrder()
 	r.Entries = int(c.stats.Entries)
@@ -86,81 +83,55 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 	return out
 }
 
-// scan reads all headers of a file, slabs in parallel, and then adds the entries one by one.
+// scan reads all headers of a file, and then adds the entries one by one.
 type scan struct {
 	*core
-	spaces         []*space   // by record
-	found          [][]uint64 // by slab: slots that hold a whole shard and are not attached, below their shards; sorted
-	damaged, stale atomic.Int64
-	lost           atomic.Int64
+	recovery *Recovery
+	spaces   []*space   // by record
+	found    [][]uint64 // by slab: slots that hold a whole shard and are not attached, below their shards; sorted
 }
 
-// readAll reads the headers, with one goroutine for each processor.
-func (s *scan) readAll() {
-	var next atomic.Int64
-	var done sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		done.Go(func() {
-			for n := int(next.Add(1) - 1); n < len(s.found); n = int(next.Add(1) - 1) {
-				s.readSlab(int32(n)) // none, if it is not cut
-			}
-		})
-	}
-	done.Wait()
-}
-
-// readSlab reads the headers of one slab, and clears those that are not used.
+// readSlab reads the headers of one slab, and frees the slots that hold no whole shard.
 func (s *scan) readSlab(n int32) {
 	first, end := s.slabs.Slots(n)
-	s.lost.Add(s.file.TouchEach(first, end, func(slot uint32) {
+	s.recovery.Lost += int(s.file.TouchEach(first, end, func(slot uint32) {
 		if h := s.header(slot); s.whole(h, slot) {
 			s.found[n] = append(s.found[n], uint64(h.Shard)<<32|uint64(slot))
 			s.slabs.At(slot).Link = upward // not free, and not attached yet
 		}
 	}))
 	slices.Sort(s.found[n])
-}
-
-// freeOthers frees the slots that hold no whole shard.
-func (s *scan) freeOthers() {
-	for n := range s.found {
-		first, end := s.slabs.Slots(int32(n))
-		for slot := end; slot > first; slot-- {
-			if s.slabs.At(slot-1).Link == 0 {
-				s.slabs.Give(slot - 1)
-			}
+	for slot := end; slot > first; slot-- {
+		if s.slabs.At(slot-1).Link == 0 {
+			s.slabs.Give(slot - 1)
 		}
 	}
 }
 
 // whole reports whether a slot holds a whole shard to be used, and else clears its header.
 func (s *scan) whole(h *arena.Header, slot uint32) bool {
-	if h.Check.Load() == 0 {
+	switch {
+	case h.Check.Load() == 0:
 		return false
+	case !s.fits(h, slot):
+		s.recovery.Damaged++
+	case h.Generation != s.spaces[int(h.Space)].generation:
+		s.recovery.Stale++
+	default:
+		return true
 	}
-	if counter := s.judge(h, slot); counter != nil {
-		counter.Add(1)
-		h.Check.Store(0)
-		return false
-	}
-	return true
+	h.Check.Store(0)
+	return false
 }
 
-// judge returns the counter of a header that is not to be used; nil if it is.
-func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
+// fits reports whether a header is whole, and its space has such a shard.
+func (s *scan) fits(h *arena.Header, slot uint32) bool {
 	if !h.Whole(slot) || int(h.Space) >= len(s.spaces) || s.spaces[int(h.Space)] == nil {
-		return &s.damaged
+		return false
 	}
-	sp := s.spaces[int(h.Space)]
-	if h.Generation != sp.generation {
-		return &s.stale
-	}
-	group, shard := int(h.Group), int(h.Shard)
-	if group >= len(sp.groups) || shard >= sp.spec.Shards || h.HashLen < 1 || h.HashLen > pool.MaxHashLen ||
-		sp.groups[group].classes[shard] != s.slabs.ClassAt(slot) {
-		return &s.damaged
-	}
-	return nil
+	sp, group, shard := s.spaces[int(h.Space)], int(h.Group), int(h.Shard)
+	return group < len(sp.groups) && shard < sp.spec.Shards && h.HashLen >= 1 && h.HashLen <= pool.MaxHashLen &&
+		sp.groups[group].classes[shard] == s.slabs.ClassAt(slot)
 }
 
 // attach adds one shard of all entries to the index: shard 0 makes the entry, the others are linked
