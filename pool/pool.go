@@ -166,7 +166,7 @@ type Index interface {
 	// reused, even if it is dropped meanwhile (it is only no longer found). Pin returns the number
 	// of entries pinned, the extended refs, and the bytes pinned.
 	Pin(s SpaceID, group uint8, h Hashes, maxBytes int64, refs []Ref) (n int, all []Ref, bytes int64)
-	// Unpin ends each of the pins once.
+	// Unpin ends each of the pins once. It ignores what is none.
 	Unpin(refs []Ref)
 }
 
