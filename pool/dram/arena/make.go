@@ -65,8 +65,8 @@ func (f *File) size(n int64) error {
 	return nil
 }
 
-// provide allocates the memory of a range of the file, so that accessing it cannot fail. It does not
-// lengthen a file that was cut meanwhile: zeros would be read where blocks were.
+// provide allocates the memory of a range of the file, so that accessing it cannot fail. It does
+// not lengthen a file that was cut meanwhile: zeros would be read where blocks were.
 func (f *File) provide(from, to int64) error {
 	for from < to {
 		n := min(providePiece, to-from)
