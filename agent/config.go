@@ -2,7 +2,6 @@ package agent
 
 import (
 	"cmp"
-	"runtime"
 	"time"
 
 	"github.com/kvagent/kvagent/transfer"
@@ -20,7 +19,6 @@ type Config struct {
 	// each worker and direction, is checked; 0: none, 1: all.
 	VerifySample uint32
 	LeaseBytes   int64 // cap of one engine's leases; 0: half of the pool
-	Lanes        int   // copies that run at once; 0: one per processor, at least 2
 	// Pace is the limit of copies that can wait, on each GPU and on the CPUs: pace.Off, pace.Auto,
 	// or bytes per second.
 	Pace int64
@@ -54,7 +52,7 @@ type Limits struct {
 	Transfer transfer.Limits
 }
 
-// DefaultLimits are used for every limit that is zero.
+// DefaultLimits are used if all limits are zero.
 var DefaultLimits = Limits{
 	Sessions: 1024, Engines: 256, Spaces: 1024, Sockets: 256, Outbox: 8192,
 	Parts: 60 * time.Second, Predecessor: 3 * time.Second,
@@ -64,16 +62,8 @@ var DefaultLimits = Limits{
 
 // fill sets what is zero to its default.
 func (c *Config) fill() {
-	c.Lanes = cmp.Or(c.Lanes, max(runtime.NumCPU(), 2))
 	if c.CPUPacer == nil {
 		c.CPUPacer = pace.New(c.Pace, nil)
 	}
-	l, d := &c.Limits, &DefaultLimits
-	l.Sessions, l.Engines = cmp.Or(l.Sessions, d.Sessions), cmp.Or(l.Engines, d.Engines)
-	l.Spaces, l.Sockets = cmp.Or(l.Spaces, d.Spaces), cmp.Or(l.Sockets, d.Sockets)
-	l.Outbox = cmp.Or(l.Outbox, d.Outbox)
-	l.Parts, l.Predecessor = cmp.Or(l.Parts, d.Parts), cmp.Or(l.Predecessor, d.Predecessor)
-	l.Stuck, l.Watch = cmp.Or(l.Stuck, d.Stuck), cmp.Or(l.Watch, d.Watch)
-	l.AskWait = cmp.Or(l.AskWait, d.AskWait)
-	l.Transfer = cmp.Or(l.Transfer, d.Transfer)
+	c.Limits = cmp.Or(c.Limits, DefaultLimits)
 }

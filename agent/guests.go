@@ -124,20 +124,24 @@ func (a *Agent) OpenSpace(fp pool.Fingerprint) (id pool.SpaceID, epoch uint32, o
 
 // Spec returns the description of the open space with the pool's number; nil: there is none.
 func (a *Agent) Spec(s pool.SpaceID) *pool.Spec {
-	for _, sp := range a.registry.view.Load().spaces {
-		if rules := sp.open.Load(); rules != nil && rules.ID == s {
-			return &sp.spec
-		}
+	if sp, rules := a.registry.view.Load().open(s); rules != nil {
+		return &sp.spec
 	}
 	return nil
 }
 
 // Windowed reports whether a group of a space has a sliding window.
 func (a *Agent) Windowed(s pool.SpaceID, group uint8) bool {
-	for _, sp := range a.registry.view.Load().spaces {
+	_, rules := a.registry.view.Load().open(s)
+	return rules != nil && int(group) < len(rules.Groups) && rules.Groups[group].Window != 0
+}
+
+// open returns the open space with the pool's number, and its rules; nil: there is none.
+func (v *view) open(s pool.SpaceID) (*space, *lookup.Space) {
+	for _, sp := range v.spaces {
 		if rules := sp.open.Load(); rules != nil && rules.ID == s {
-			return int(group) < len(rules.Groups) && rules.Groups[group].Window != 0
+			return sp, rules
 		}
 	}
-	return false
+	return nil, nil
 }

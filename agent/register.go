@@ -28,7 +28,6 @@ func (s *session) registerLocked(m *ipc.Register) error {
 	if s.seat.Load() != nil || s.mu.reg != nil {
 		return unexpected("REGISTER", "req", "the session has a registration, allowed is one until UNREGISTER")
 	}
-	s.mu.skipped = registration.Left{}
 	err := registration.Check(m, s.owner.cfg.Dir)
 	if err == nil && s.owner.switches.draining() {
 		err = errors.New("the agent is shutting down")
@@ -38,7 +37,7 @@ func (s *session) registerLocked(m *ipc.Register) error {
 		st, err = s.owner.registry.admit(s, m, s.ending)
 	}
 	if err != nil {
-		s.refuseLocked(registration.LeftOf(m), m.Instance, err)
+		s.refuseLocked(m, err)
 		return nil
 	}
 	s.mu.reg = &registering{Gathering: registration.New(m), seat: st,
@@ -50,18 +49,18 @@ func (s *session) registerLocked(m *ipc.Register) error {
 	return nil
 }
 
-// regionsLocked serves REGIONS.
-func (s *session) regionsLocked(m *ipc.Regions, fds []int) error {
+// regionsLocked serves REGIONS. It ignores those of a registration that was refused or withdrawn
+// while they were in flight.
+func (s *session) regionsLocked(m *ipc.Regions, fds []int) {
 	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
 		registration.CloseFDs(fds)
-		return s.skipPartLocked("REGIONS", m.Req, &s.mu.skipped.Regions, len(m.List))
+		return
 	}
 	if err := s.addRegionsLocked(m, fds); err != nil {
 		s.refusePartsLocked(err)
-		return nil
+		return
 	}
 	s.completeLocked()
-	return nil
 }
 
 // addRegionsLocked adds regions to the registration, and counts their descriptors even if the
@@ -77,25 +76,16 @@ func (s *session) addRegionsLocked(m *ipc.Regions, fds []int) (err error) {
 	return s.mu.reg.AddRegions(m, fds)
 }
 
-// segmentsLocked serves SEGMENTS.
-func (s *session) segmentsLocked(m *ipc.Segments) error {
+// segmentsLocked serves SEGMENTS as regionsLocked does REGIONS.
+func (s *session) segmentsLocked(m *ipc.Segments) {
 	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
-		return s.skipPartLocked("SEGMENTS", m.Req, &s.mu.skipped.Segments, len(m.List))
+		return
 	}
 	if err := s.mu.reg.AddSegments(m); err != nil {
 		s.refusePartsLocked(err)
-		return nil
+		return
 	}
 	s.completeLocked()
-	return nil
-}
-
-// skipPartLocked ignores a part of a registration that is refused already: it was in flight.
-func (s *session) skipPartLocked(message string, req uint32, left *uint32, n int) error {
-	if s.mu.skipped.Req != req || !registration.Take(left, n) {
-		return unexpected(message, "req", "%d, allowed: that of the REGISTER whose parts are expected", req)
-	}
-	return nil
 }
 
 // completeLocked finishes a registration once all its parts have arrived.
@@ -178,7 +168,7 @@ func (s *session) importRegions(reg *registering, peer cudaipc.PeerID) error {
 func (s *session) refusePartsLocked(err error) {
 	reg := s.mu.reg
 	s.abandonLocked()
-	s.refuseLocked(reg.Left, reg.Msg.Instance, err)
+	s.refuseLocked(&reg.Msg, err)
 }
 
 // abandonLocked undoes a registration that is not complete.
@@ -192,16 +182,15 @@ func (s *session) abandonLocked() {
 	s.seat.Store(nil)
 }
 
-// refuseLocked answers a refused registration. Parts of it that are in flight will be ignored.
-func (s *session) refuseLocked(left registration.Left, instance string, err error) {
-	s.mu.skipped = left
+// refuseLocked answers a refused registration.
+func (s *session) refuseLocked(m *ipc.Register, err error) {
 	status, result := uint8(ipc.RegRefused), report.ResultRefused
 	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
 		status, result = ipc.RegClash, report.ResultClash
 	}
 	s.owner.metrics.Registrations[result].Add(1)
-	s.log.Warn("registration refused", zap.String("instance", instance), zap.Error(err))
-	s.answer(&ipc.Registered{Req: left.Req, Status: status, Text: err.Error()})
+	s.log.Warn("registration refused", zap.String("instance", m.Instance), zap.Error(err))
+	s.answer(&ipc.Registered{Req: m.Req, Status: status, Text: err.Error()})
 }
 
 // hangupPoll is the interval at which a running import checks that its engine still exists: the

@@ -92,6 +92,7 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	if _, bench := t.(*testing.B); bench {
 		c.VerifySample = 1000 // serve's default
 	}
+	c.Limits = DefaultLimits
 	c.Limits.Predecessor = 500 * time.Millisecond
 	c.joined.History = history.New()
 	for _, o := range options {

@@ -36,9 +36,8 @@ type session struct {
 	// Held by the reader while it serves a message, and by teardown afterwards.
 	mu struct {
 		sync.Mutex
-		ended   bool
-		reg     *registering      // parts are still expected
-		skipped registration.Left // parts of a refused registration that may still arrive
+		ended bool
+		reg   *registering // parts are still expected
 	}
 
 	closing sync.Once
@@ -164,9 +163,9 @@ func (s *session) serve(msg any, fds []int) error {
 	case *ipc.Register:
 		return s.registerLocked(m)
 	case *ipc.Regions:
-		return s.regionsLocked(m, fds)
+		s.regionsLocked(m, fds)
 	case *ipc.Segments:
-		return s.segmentsLocked(m)
+		s.segmentsLocked(m)
 	case *ipc.Unregister:
 		s.unregisterLocked(m)
 	case *ipc.Release:

@@ -104,7 +104,6 @@ func TestUnexpectedMessages(t *testing.T) {
 	for name, send := range map[string]func(*client){
 		"agent's own":   func(c *client) { c.send(&ipc.Pong{Req: 1}) },
 		"second":        func(c *client) { c.send(schedulerOf(register("a"))); c.send(schedulerOf(register("b"))) },
-		"parts of none": func(c *client) { c.send(&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Bytes: 1}}}) },
 		"HELLO again":   func(c *client) { c.send(&ipc.Hello{MinVersion: ipc.Version, MaxVersion: ipc.Version}) },
 		"two jobs, one": func(c *client) { twoJobs(c) },
 	} {

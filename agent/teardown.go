@@ -98,9 +98,7 @@ func (all *sessions) vacate(st *seat) {
 func (s *session) unregisterLocked(m *ipc.Unregister) {
 	switch st := s.seat.Load(); {
 	case s.mu.reg != nil:
-		left := s.mu.reg.Left
 		s.abandonLocked()
-		s.mu.skipped = left
 	case st != nil:
 		s.owner.vacate(st)
 		s.seat.Store(nil)

@@ -29,10 +29,7 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 			k.asked = append(k.asked, pool.Asked{Group: uint8(i), Hashes: h, Sparse: rules.Groups[i].Window != 0})
 		}
 	}
-	if anew {
-		return k.tiers.AskAnew(rules.ID, k.asked, start.Add(within))
-	}
-	return k.tiers.Ask(rules.ID, k.asked, start.Add(within))
+	return k.tiers.Ask(rules.ID, k.asked, start.Add(within), anew)
 }
 
 // hint starts fetching what a probe found in lower tiers, because its client is likely to reserve

@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/binary"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -68,7 +69,7 @@ func deviceName(gpu cudaipc.UUID) string {
 func (w *workers) lanesLocked(gpu cudaipc.UUID) *transfer.Lanes {
 	l := w.lanes[gpu]
 	if l == nil {
-		l = transfer.NewLanes(w.cfg.Lanes, w.cfg.Limits.Transfer.SaveAge, nil)
+		l = transfer.NewLanes(max(runtime.NumCPU(), 2), w.cfg.Limits.Transfer.SaveAge, nil)
 		w.lanes[gpu] = l
 	}
 	return l

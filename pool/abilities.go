@@ -25,11 +25,6 @@ type Memory interface {
 	// the pool's.
 	Arena() (base []byte, fd int)
 
-	// ReadWithoutTouch acquires, reads and releases each entry in turn, with the status that read
-	// returns, without counting it as a use: an entry that was not used otherwise meanwhile keeps
-	// its place in the order of eviction. No lock is held while read runs.
-	ReadWithoutTouch(b *Batch, read func(s Slot) Status)
-
 	// An entry belongs to the Owner of the Batch that made it, as long as it is in memory, whoever
 	// stores it again. What a tier or another node brings belongs to nobody, as does what an
 	// earlier process stored.
@@ -57,11 +52,9 @@ type Memory interface {
 type Tiers interface {
 	// Ask queries the tiers for the chains where their content is not known yet, and waits until
 	// the deadline at most. It reports whether some tier has not answered by then; a later call
-	// finds that answer.
-	Ask(s SpaceID, asked []Asked, deadline time.Time) (pending bool)
-	// AskAnew is Ask, except that an answer from before the call that a shared tier lacks an entry
+	// finds that answer. anew: an answer from before the call that a shared tier lacks an entry
 	// does not count, because another node is known to be writing it.
-	AskAnew(s SpaceID, asked []Asked, deadline time.Time) (pending bool)
+	Ask(s SpaceID, asked []Asked, deadline time.Time, anew bool) (pending bool)
 	// Shared reports whether there is a shared tier that can be asked, or that may be soon: one
 	// that has not answered for a moment is worth a short wait.
 	Shared() bool
@@ -93,14 +86,15 @@ type Advised interface {
 	// their refs; bytes is the size of one. Unlike Pin it goes on after one that is not stored.
 	PinEach(s SpaceID, group uint8, h Hashes, refs []Ref) (all []Ref, bytes int64)
 	// MarkUnused marks those of the hashes that are stored. A mark ends when the entry is used: by
-	// a look-up that finds it, a pin, or a save of the same block. brief: it is for DropUnused.
+	// a look-up that finds it, a pin, or a save of the same block. brief: it is for DropUnused, and
+	// not made where the entry is pinned.
 	MarkUnused(s SpaceID, group uint8, h Hashes, brief bool)
 	// CountUnused returns how many of the hashes are stored, and how many of those are still
 	// marked; bytes is the size of one.
 	CountUnused(s SpaceID, group uint8, h Hashes) (stored, unused int, bytes int64)
-	// DropUnused drops those of the hashes that are still marked for it and not pinned, except by
-	// Memory.ReadWithoutTouch. An entry that others follow stays until a later call has dropped
-	// them. It returns the number of those dropped, of earlier calls' hashes, too.
+	// DropUnused drops those of the hashes that are still marked for it. An entry that others
+	// follow stays until a later call has dropped them. It returns the number of those dropped, of
+	// earlier calls' hashes, too.
 	DropUnused(s SpaceID, group uint8, h Hashes) int
 	// Advise passes advice to the policy: a wish, with the time that it lasts, on the hashes,
 	// stored or not; facts (time 0) on the entries before them in their chain, too. It sets the

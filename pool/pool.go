@@ -166,7 +166,7 @@ type Index interface {
 	// reused, even if it is dropped meanwhile (it is only no longer found). Pin returns the number
 	// of entries pinned, the extended refs, and the bytes pinned.
 	Pin(s SpaceID, group uint8, h Hashes, maxBytes int64, refs []Ref) (n int, all []Ref, bytes int64)
-	// Unpin ends each of the pins once.
+	// Unpin ends each of the pins once. It ignores what is none.
 	Unpin(refs []Ref)
 }
 
@@ -210,7 +210,7 @@ type Slots interface {
 	// becomes Stale.
 	Commit(slots []Slot, epoch uint32, status []Status)
 	// Acquire pins visible entries and returns the slot of the shard; Missing where there is none.
-	// It compares the header (key, generation, length).
+	// It compares the header (key, generation, length). It is no use: the look-up was.
 	Acquire(b *Batch)
 	// Release ends the pins of Acquire. An entry whose status is Corrupt is dropped.
 	Release(slots []Slot, status []Status)
@@ -223,8 +223,8 @@ type Slots interface {
 
 // Spaces administers a pool.
 type Spaces interface {
-	// OpenSpace returns the ID of a space, which it opens if necessary. Equal specs have equal IDs
-	// until the space is closed.
+	// OpenSpace returns the ID of a space, which it opens if necessary, and retains the spec. Equal
+	// specs have equal IDs until the space is closed.
 	OpenSpace(s Spec) (SpaceID, error)
 	// ResetSpace starts the next weights epoch of a space; entries of older epochs are not found
 	// from then on. Its time does not depend on what is stored: Sweep frees the memory.

@@ -253,7 +253,7 @@ func (g *Guests) world(tiers pool.Tiers) *history.World {
 	}
 	if tiers != nil {
 		w.Ask = func(s pool.SpaceID, group uint8, h pool.Hashes, deadline time.Time) {
-			tiers.Ask(s, []pool.Asked{{Group: group, Hashes: h, Sparse: true}}, deadline)
+			tiers.Ask(s, []pool.Asked{{Group: group, Hashes: h, Sparse: true}}, deadline, false)
 		}
 	}
 	return w

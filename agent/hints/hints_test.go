@@ -286,7 +286,8 @@ func TestReadingForATierIsNoUse(t *testing.T) {
 	w.save(a)
 	w.drop(a, time.Second)
 	b := pool.Batch{Space: w.space, Hashes: a, Status: make([]pool.Status, a.N), Slots: make([]pool.Slot, a.N)}
-	w.pool.ReadWithoutTouch(&b, func(pool.Slot) pool.Status { return pool.OK })
+	w.pool.Acquire(&b)
+	w.pool.Release(b.Slots, b.Status)
 	w.want("asked about", a, 4)
 	w.pass(time.Second)
 	w.want("at their time", a, 0)
@@ -299,10 +300,9 @@ func TestDroppedWhileATierReads(t *testing.T) {
 	w.save(a)
 	w.drop(a, time.Second)
 	b := pool.Batch{Space: w.space, Hashes: a, Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1)}
-	w.pool.ReadWithoutTouch(&b, func(pool.Slot) pool.Status {
-		w.pass(time.Second)
-		return pool.OK
-	})
+	w.pool.Acquire(&b)
+	w.pass(time.Second)
+	w.pool.Release(b.Slots, b.Status)
 	w.want("at its time", a, 0)
 	if st := w.pool.Stats(); st.Used != 0 || st.Pinned != 0 {
 		t.Errorf("%d bytes are used and %d pinned, want none", st.Used, st.Pinned)

@@ -3,6 +3,8 @@
 package lease
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 
 	"github.com/kvagent/kvagent/pool"
@@ -22,24 +24,20 @@ type Ledger struct {
 	mu      sync.Mutex
 	serial  uint64 // number of the newest lease; numbers start at 1
 	open    map[uint64]*Lease
-	bytes   int64  // of all open leases
-	revoked uint64 // leases revoked, ever
-	idle    list   // open leases that no LOAD has named yet, oldest first; these may be revoked
-	free    *Lease // leases ready for use, with their refs' memory
-	nfree   int
+	bytes   int64    // of all open leases
+	revoked uint64   // leases revoked, ever
+	spare   []*Lease // unused, at most maxSpare, with their refs' memory
 }
 
-// maxFreeLeases is the number of unused leases kept for their memory.
-const maxFreeLeases = 256
+const maxSpare = 256
 
 // Lease is one entry of the ledger, which owns its fields, except Refs while it is taken.
 type Lease struct {
-	number     uint64
-	Refs       []pool.Ref
-	bytes      int64
-	owner      *Holder
-	submitted  bool
-	prev, next *Lease // in Ledger.idle, or next in Ledger.free
+	number    uint64
+	Refs      []pool.Ref
+	bytes     int64
+	owner     *Holder
+	submitted bool // a LOAD has named it: it is not revoked
 }
 
 // Account counts an engine's leased bytes. The ledger owns it.
@@ -70,12 +68,12 @@ func NewHolder(a *Account) *Holder { return &Holder{acct: a} }
 func (l *Ledger) Take() *Lease {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	e := l.free
-	if e == nil {
+	n := len(l.spare)
+	if n == 0 {
 		return &Lease{}
 	}
-	l.free, l.nfree = e.next, l.nfree-1
-	e.next = nil
+	e := l.spare[n-1]
+	l.spare = l.spare[:n-1]
 	return e
 }
 
@@ -87,9 +85,8 @@ func (l *Ledger) GiveBack(e *Lease) {
 	*e = Lease{Refs: e.Refs[:0]}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.nfree < maxFreeLeases {
-		e.next = l.free
-		l.free, l.nfree = e, l.nfree+1
+	if len(l.spare) < maxSpare {
+		l.spare = append(l.spare, e)
 	}
 }
 
@@ -128,7 +125,6 @@ func (l *Ledger) Add(h *Holder, e *Lease, bytes int64) (uint64, AddResult) {
 	l.serial++
 	e.number, e.bytes, e.owner = l.serial, bytes, h
 	l.open[e.number] = e
-	l.idle.push(e)
 	h.acct.used += bytes
 	h.acct.count++
 	l.bytes += bytes
@@ -221,10 +217,7 @@ func (l *Ledger) Submit(a *Account, number uint64) bool {
 	if e == nil || e.owner.acct != a {
 		return false
 	}
-	if !e.submitted {
-		e.submitted = true
-		l.idle.remove(e)
-	}
+	e.submitted = true
 	return true
 }
 
@@ -232,59 +225,32 @@ func (l *Ledger) Submit(a *Account, number uint64) bool {
 // left. The pool calls it when a reservation finds no block to evict but pinned ones: it may evict
 // them only after their lease has ended here. It reports whether it released anything.
 func (l *Ledger) Revoke(need int64) bool {
-	freed := int64(0)
-	for freed < need {
-		l.mu.Lock()
-		e := l.idle.head
-		if e != nil {
-			l.strikeLocked(e)
-			l.revoked++
+	var idle []*Lease
+	l.mu.Lock()
+	for _, e := range l.open {
+		if !e.submitted {
+			idle = append(idle, e)
 		}
-		l.mu.Unlock()
-		if e == nil {
-			break
-		}
-		freed += e.bytes
+	}
+	slices.SortFunc(idle, func(a, b *Lease) int { return cmp.Compare(a.number, b.number) })
+	n := 0
+	for freed := int64(0); n < len(idle) && freed < need; n++ {
+		freed += idle[n].bytes
+		l.strikeLocked(idle[n])
+		l.revoked++
+	}
+	l.mu.Unlock()
+	for _, e := range idle[:n] {
 		l.GiveBack(e)
 	}
-	return freed > 0
+	return n > 0
 }
 
 // strikeLocked removes an open lease from the ledger. The caller gives it back after unlocking
 // l.mu.
 func (l *Ledger) strikeLocked(e *Lease) {
 	delete(l.open, e.number)
-	if !e.submitted {
-		l.idle.remove(e)
-	}
 	e.owner.acct.used -= e.bytes
 	e.owner.acct.count--
 	l.bytes -= e.bytes
-}
-
-// list is a doubly linked list of leases by prev and next.
-type list struct{ head, tail *Lease }
-
-func (q *list) push(e *Lease) {
-	e.prev, e.next = q.tail, nil
-	if q.tail == nil {
-		q.head = e
-	} else {
-		q.tail.next = e
-	}
-	q.tail = e
-}
-
-func (q *list) remove(e *Lease) {
-	if e.prev == nil {
-		q.head = e.next
-	} else {
-		e.prev.next = e.next
-	}
-	if e.next == nil {
-		q.tail = e.prev
-	} else {
-		e.next.prev = e.prev
-	}
-	e.prev, e.next = nil, nil
 }

@@ -51,7 +51,7 @@ func (r *Raiser) Raise(ctx context.Context, s pool.SpaceID, group uint8, h pool.
 		return
 	}
 	asked := []pool.Asked{{Group: group, Hashes: h, Sparse: r.Windowed(s, group)}}
-	for r.Tiers.Ask(s, asked, time.Now().Add(askWithin)) {
+	for r.Tiers.Ask(s, asked, time.Now().Add(askWithin), false) {
 		if ctx.Err() != nil {
 			return
 		}

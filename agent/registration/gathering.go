@@ -18,8 +18,9 @@ import (
 
 // Gathering is a registration whose parts have not all arrived. Its memory is not open yet.
 type Gathering struct {
-	Msg  ipc.Register
-	Left Left // parts still expected
+	Msg ipc.Register
+
+	regionsLeft, segmentsLeft uint32 // still expected
 
 	regions  map[uint32]ipc.RegionDesc // by ID; a region in pieces has their sum as its size
 	pieces   []piece                   // all received, in order
@@ -34,18 +35,11 @@ type piece struct {
 	fd   int // owned; -1: none
 }
 
-// Left counts the regions and segments of one registration that are still expected.
-type Left struct {
-	Req               uint32
-	Regions, Segments uint32
-}
-
-// LeftOf returns the counts of a registration before any part has arrived.
-func LeftOf(m *ipc.Register) Left { return Left{Req: m.Req, Regions: m.Regions, Segments: m.Segments} }
-
 // New begins a registration that has passed Check.
 func New(m *ipc.Register) *Gathering {
-	r := &Gathering{Msg: *m, regions: make(map[uint32]ipc.RegionDesc), Left: LeftOf(m)}
+	r := &Gathering{
+		Msg: *m, regions: make(map[uint32]ipc.RegionDesc), regionsLeft: m.Regions, segmentsLeft: m.Segments,
+	}
 	for range m.Held {
 		r.segments = append(r.segments, make([][]ipc.SegmentDesc, len(m.Groups)))
 	}
@@ -62,14 +56,14 @@ func (r *Gathering) Pieces() int { return len(r.pieces) }
 func (r *Gathering) GPU() cudaipc.UUID { return r.gpu }
 
 // Complete reports whether all parts have arrived.
-func (r *Gathering) Complete() bool { return r.Left.Regions == 0 && r.Left.Segments == 0 }
+func (r *Gathering) Complete() bool { return r.regionsLeft == 0 && r.segmentsLeft == 0 }
 
 // AddRegions adds one REGIONS message, with as many descriptors as it names. It owns them from the
 // call on, even if it panics.
 func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) (err error) {
 	defer ipc.Guard(&err)
 	defer func() { CloseFDs(fds) }() // closes those that no piece owns
-	if left := r.Left.Regions; !Take(&r.Left.Regions, len(m.List)) {
+	if left := r.regionsLeft; !take(&r.regionsLeft, len(m.List)) {
 		return fmt.Errorf("regions: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Regions)
 	}
 	for i := range m.List {
@@ -85,10 +79,9 @@ func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) (err error) {
 	return nil
 }
 
-// Take subtracts n from left, or sets it to 0 and returns false if left is less.
-func Take(left *uint32, n int) bool {
+// take subtracts n from left, or returns false if left is less.
+func take(left *uint32, n int) bool {
 	if uint64(n) > uint64(*left) {
-		*left = 0
 		return false
 	}
 	*left -= uint32(n)
@@ -162,7 +155,7 @@ func (r *Gathering) checkGPU(d *ipc.RegionDesc) error {
 // AddSegments adds one SEGMENTS message.
 func (r *Gathering) AddSegments(m *ipc.Segments) (err error) {
 	defer ipc.Guard(&err)
-	if left := r.Left.Segments; !Take(&r.Left.Segments, len(m.List)) {
+	if left := r.segmentsLeft; !take(&r.segmentsLeft, len(m.List)) {
 		return fmt.Errorf("segments: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Segments)
 	}
 	if int(m.Group) >= len(r.Msg.Groups) {

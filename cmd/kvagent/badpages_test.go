@@ -155,6 +155,19 @@ func TestAgentWhoseFileIsCut(t *testing.T) {
 	}
 }
 
+// provideHeaders gives memory to the headers of all slots of a pool of 16 MiB.
+func provideHeaders(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 16<<20, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestAgentMeetsABadPage makes single pages of a warm file bad, in blocks and in their headers,
 // while an agent serves and before one starts. It expects each to cost only the blocks in it.
 func TestAgentMeetsABadPage(t *testing.T) {
@@ -170,6 +183,7 @@ func TestAgentMeetsABadPage(t *testing.T) {
 			args := []string{"--dram-path", path, "--device", device}
 			cmd, dir, log := startServe(t, args...)
 			first := replayMock(t, dir)
+			provideHeaders(t, path)         // the pages to be taken are all that a full file system lacks
 			takePage(t, path, 20*4096, "a") // blocks of 4 KiB lie one after the other from the first on
 			second := replayMock(t, dir)
 			if second.Saved != 1 || second.Loaded == 0 {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
@@ -159,7 +158,7 @@ func logPages(p *dram.Pool, log *zap.Logger) {
 	}
 	if info := p.Info(); p.Stats().Ready == info.Bytes { // else the agent ends before that
 		log.Info("the pool's memory is populated", zap.Duration("took", time.Since(begin)),
-			zap.String("none_set_aside", info.PageReason), zap.String("none_made_up", info.Transparent))
+			zap.String("none_set_aside", info.PageReason))
 	}
 }
 
@@ -182,7 +181,6 @@ func logPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 	for _, note := range r.Notes {
 		log.Warn("pool file", zap.String("path", r.Path), zap.String("note", note))
 	}
-	defer logAbandoned(r.Path, log)
 	if r.Cold != "" {
 		log.Warn("pool file is not used, the pool starts empty", zap.String("path", r.Path), zap.String("why", r.Cold))
 		return
@@ -191,18 +189,6 @@ func logPool(p *dram.Pool, s *serveSettings, log *zap.Logger) {
 		zap.Int("spaces", r.Spaces),
 		zap.Int("damaged", r.Damaged), zap.Int("stale", r.Stale), zap.Int("partial", r.Partial),
 		zap.Int("lost_headers", r.Lost), zap.Duration("took", r.Took))
-}
-
-// logAbandoned logs other pool files in the directory that no agent uses: they hold memory until
-// they are removed.
-func logAbandoned(own string, log *zap.Logger) {
-	for _, f := range dram.ListAbandoned(filepath.Dir(own)) {
-		if f.Path != own {
-			log.Warn("a pool file that no agent uses holds memory", zap.String("path", f.Path),
-				zap.String("size", settings.HumanSize(f.Allocated)),
-				zap.Duration("unused_for", f.Age.Round(time.Second)))
-		}
-	}
 }
 
 // untilSignal returns a context that the first SIGTERM or SIGINT ends, and one that the second

@@ -17,19 +17,13 @@ const (
 	catchUpBlocks = 16 << 10 // blocks that a reservation delivers before it goes on
 )
 
-// The goroutine rests after every stint, so it uses at most a quarter of a core.
-const (
-	deliverStint = time.Millisecond
-	deliverRest  = 3 * deliverStint
-)
-
 // Advisor is a pool.Advisor that owns a policy. Look-ups queue a note and do not wait; a goroutine
 // or the next reservation delivers the notes to the policy.
 type Advisor struct {
 	now     func() time.Time
 	start   time.Time
 	notes   chan *pool.Note // received only with mu held, so an empty queue under mu means that all are delivered
-	spare   chan *pool.Note
+	spare   sync.Pool       // of *pool.Note
 	wake    chan struct{}
 	dropped atomic.Uint64 // look-ups not passed to the policy
 
@@ -49,8 +43,8 @@ func New(policy Policy, now func() time.Time) *Advisor {
 	}
 	a := &Advisor{
 		now: now, start: now(), policy: policy,
-		notes: make(chan *pool.Note, MaxNotes), spare: make(chan *pool.Note, MaxNotes),
-		wake: make(chan struct{}, 1), ending: make(chan struct{}), ended: make(chan struct{}),
+		notes: make(chan *pool.Note, MaxNotes),
+		wake:  make(chan struct{}, 1), ending: make(chan struct{}), ended: make(chan struct{}),
 	}
 	go a.run()
 	return a
@@ -62,29 +56,12 @@ func (a *Advisor) run() {
 	for {
 		select {
 		case <-a.wake:
-			for a.stint() {
-				rest := time.NewTimer(deliverRest)
-				select {
-				case <-rest.C:
-				case <-a.ending:
-					rest.Stop()
-					return
-				}
+			for a.deliver() > 0 {
 			}
 		case <-a.ending:
 			return
 		}
 	}
-}
-
-// stint delivers notes for deliverStint, and reports whether there may be more.
-func (a *Advisor) stint() bool {
-	for began := time.Now(); time.Since(began) < deliverStint; {
-		if a.deliver() == 0 {
-			return false
-		}
-	}
-	return true
 }
 
 // Close ends run and waits for it. Nothing may be noted afterwards.
@@ -102,7 +79,7 @@ func (a *Advisor) deliver() int {
 		a.policy.Access(&n.Use)
 		a.beyond.looked(&n.Use)
 		blocks := len(n.Use.Prints)
-		a.recycle(n)
+		a.spare.Put(n)
 		return blocks
 	default:
 		return 0
@@ -123,10 +100,8 @@ func (a *Advisor) CatchUp() {
 
 // Begin returns an empty note.
 func (a *Advisor) Begin() *pool.Note {
-	var n *pool.Note
-	select {
-	case n = <-a.spare:
-	default:
+	n, ok := a.spare.Get().(*pool.Note)
+	if !ok {
 		n = &pool.Note{}
 	}
 	n.Use.Now, n.Missed = a.time(), false
@@ -137,24 +112,17 @@ func (a *Advisor) Begin() *pool.Note {
 // time returns the pool's clock in ns.
 func (a *Advisor) time() int64 { return int64(a.now().Sub(a.start)) }
 
-func (a *Advisor) recycle(n *pool.Note) {
-	select {
-	case a.spare <- n:
-	default:
-	}
-}
-
 // End queues a note.
 func (a *Advisor) End(n *pool.Note) {
 	if len(n.Use.Prints) == 0 {
-		a.recycle(n)
+		a.spare.Put(n)
 		return
 	}
 	select {
 	case a.notes <- n:
 	default:
 		a.dropped.Add(1)
-		a.recycle(n)
+		a.spare.Put(n)
 		return
 	}
 	if len(a.notes) < wakeNotes {

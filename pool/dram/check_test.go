@@ -2,7 +2,6 @@ package dram
 
 import (
 	"fmt"
-	"math/bits"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/slab"
@@ -48,20 +47,20 @@ func (a *audit) entry(e uint32) error {
 	held := r.pins() > 0 || l.writing != 0
 	switch {
 	case !a.checkShards(e, len(g.classes)):
-		return fmt.Errorf("shards %b present, %b written, of %b", l.present, l.writing, g.full)
+		return fmt.Errorf("%d shards present, %d written, of %d", l.present, l.writing, g.full)
 	case r.is(flagVisible) && l.present != g.full:
-		return fmt.Errorf("entry visible with a rank missing: shards %b of %b", l.present, g.full)
+		return fmt.Errorf("entry visible with a rank missing: %d shards of %d", l.present, g.full)
 	case !r.is(flagVisible) && !r.is(flagDropped) && l.present == g.full:
 		return fmt.Errorf("whole and not visible")
 	case r.is(flagDropped) && !held:
 		return fmt.Errorf("dropped, not held, and not freed")
 	case !r.is(flagDropped) && !r.is(flagVisible) && l.present == 0 && l.writing == 0:
 		return fmt.Errorf("empty, and not being written")
-	case r.is(flagRecent) != (r.is(flagVisible) && (!held || r.is(flagUntouched))):
-		return fmt.Errorf("held %v, visible %v, in the order of eviction %v", held, r.is(flagVisible), r.is(flagRecent))
+	case r.is(flagRecent) != r.is(flagVisible):
+		return fmt.Errorf("visible %v, in the order of eviction %v", r.is(flagVisible), r.is(flagRecent))
 	case r.is(flagPartial) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
 		return fmt.Errorf(
-			"shards %b present, %b written, in a list of partial entries: %v", l.present, l.writing,
+			"%d shards present, %d written, in a list of partial entries: %v", l.present, l.writing,
 			r.is(flagPartial),
 		)
 	}
@@ -214,7 +213,7 @@ func (a *audit) checkOwners() error {
 // checkSlabs compares the slabs with the slots of the entries.
 func (a *audit) checkSlabs() error {
 	s := &a.core.slabs
-	free := make([]int, s.Classes())
+	free := map[int32]int{}
 	left := len(a.slots)
 	for n := range int32(s.Count()) {
 		first, end := s.Slots(n)
@@ -232,6 +231,7 @@ func (a *audit) checkSlabs() error {
 		if left -= used; used == 0 || s.UsedIn(n) != int64(used)*s.SlotBytes(id) {
 			return fmt.Errorf("slab %d has %d slots in use, counts %d bytes", n, used, s.UsedIn(n))
 		}
+		free[id] += 0
 		if s.MayGo(n, slab.NoClass) { // it has no bad page
 			free[id] += s.PerSlab(id) - used
 		}
@@ -240,7 +240,7 @@ func (a *audit) checkSlabs() error {
 		return fmt.Errorf("entries have %d slots of free slabs", left)
 	}
 	for id, n := range free {
-		if got := s.Free(int32(id)); got != n {
+		if got := s.Free(id); got != n {
 			return fmt.Errorf("class %d: %d slots may be allocated, %d of them beside a bad page", id, got, got-n)
 		}
 	}
@@ -264,28 +264,14 @@ func (a *audit) found() error {
 	return nil
 }
 
-func (s *shardSet) count() (n int) {
-	for _, w := range s {
-		n += bits.OnesCount64(w)
-	}
-	return n
-}
-
-// checkShards verifies the states of an entry's shards, of which it has n.
+// checkShards compares the states of an entry's n shards with their counts.
 func (c *core) checkShards(e uint32, n int) (ok bool) {
-	r, l := &c.recs.All[e], &c.states.All[e]
-	if r.is(flagWide) != (n > inlineShards) {
-		return false
+	var count [slab.Present + 1]uint16
+	slot := c.recs.All[e].head
+	for range n {
+		count[*c.slabs.State(slot)]++
+		slot = c.slabs.At(slot).Link
 	}
-	if !r.is(flagWide) {
-		return l.present&l.writing == 0 && (l.present|l.writing)&^fullLife(n) == 0
-	}
-	w := &c.wide.All[e]
-	for shard := range pool.MaxShards {
-		s := uint8(shard)
-		if w.present.has(s) && w.writing.has(s) || shard >= n && (w.present.has(s) || w.writing.has(s)) {
-			return false
-		}
-	}
-	return w.present.count() == int(l.present) && w.writing.count() == int(l.writing)
+	l := &c.states.All[e]
+	return l.present == count[slab.Present] && l.writing == count[slab.Writing]
 }

@@ -18,15 +18,12 @@ type core struct {
 	table  offheap.Table
 	recs   offheap.Region[record]
 	states offheap.Region[recordState]
-	wide   offheap.Region[wideShards] // of wide entries, by their numbers
-	high   uint32                     // records from here on were never used
-	// elements of wide from here on were never used
-	widest uint32
+	high   uint32 // records from here on were never used
 	spare  uint32 // first unused record below high
 
 	slabs  slab.Slabs
 	file   *arena.File // nil: the pool ends with the process
-	recent list        // visible and not pinned, by use
+	recent list        // visible, by use
 
 	partial list // lacking shards that no job is writing: reclaimed before others are evicted
 
@@ -77,13 +74,10 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 		}
 	}()
 	most := int(o.Bytes/arena.SlotUnit) + 1 // an entry has a slot
-	if c.recs, err = offheap.Reserve[record](most); err != nil {
+	if c.recs, err = offheap.Map[record](most); err != nil {
 		return c, err
 	}
-	if c.states, err = offheap.Reserve[recordState](most); err != nil {
-		return c, err
-	}
-	if c.wide, err = offheap.Reserve[wideShards](most); err != nil {
+	if c.states, err = offheap.Map[recordState](most); err != nil {
 		return c, err
 	}
 	if c.owners, err = owner.New(most); err != nil {
@@ -95,16 +89,13 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 	if c.slabs, err = slab.New(o.Bytes, o.SlabBytes, page, f); err != nil {
 		return c, err
 	}
-	if !c.recs.Grow(1) || !c.states.Grow(1) { // record 0 is none, and may be read
-		return c, errors.New("dram: no memory for headers")
-	}
 	return c, nil
 }
 
 // close releases the memory. Afterwards nothing is found and no ref is valid.
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
-	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.wide.Close(), c.owners.Unmap(),
+	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.owners.Unmap(),
 		c.slabs.Close())
 }
 
@@ -188,7 +179,7 @@ type record struct {
 // recordState is the part of a header that only reservations and references need.
 type recordState struct {
 	generation       uint32 // of the record; part of its refs; never 0 in use
-	present, writing uint16 // shards: a bit each, or their number in a wide entry
+	present, writing uint16 // shards
 }
 
 // ident is the rest of a key beside its hash: realm<<9 | group<<5 | hash length-1.
@@ -212,19 +203,17 @@ const (
 	onePin   = 1 << pinShift
 	maxPins  = 1<<19 - 1
 
-	flagLive      = 1 << 0  // the record is an entry
-	flagVisible   = 1 << 1  // all shards are committed
-	flagDropped   = 1 << 2  // no longer findable; freed once it is not held
-	flagRecent    = 1 << 3  // in the list of visible entries without pins, but for flagUntouched
-	flagPartial   = 1 << 4  // in partial
-	flagWide      = 1 << 6  // it has more than inlineShards shards
-	flagLifted    = 1 << 7  // placed above its children by lift, and not moved since
-	flagUntouched = 1 << 8  // pinned by ReadWithoutTouch alone: in recent in spite of that
-	flagUnused    = 1 << 9  // marked by MarkUnused, and not used since
-	flagBrief     = 1 << 10 // of those: to be dropped by DropUnused
-	flagDue       = 1 << 11 // of those: its time is over, and it is dropped once it has no children
-	flagOwned     = 1 << 12 // it is in core.owners
-	unused        = flagUnused | flagBrief | flagDue
+	flagLive    = 1 << 0  // the record is an entry
+	flagVisible = 1 << 1  // all shards are committed
+	flagDropped = 1 << 2  // no longer findable; freed once it is not held
+	flagRecent  = 1 << 3  // in the list of visible entries
+	flagPartial = 1 << 4  // in partial
+	flagLifted  = 1 << 7  // placed above its children by lift, and not moved since
+	flagUnused  = 1 << 9  // marked by MarkUnused, and not used since
+	flagBrief   = 1 << 10 // of those: to be dropped by DropUnused
+	flagDue     = 1 << 11 // of those: its time is over, and it is dropped once it has no children
+	flagOwned   = 1 << 12 // it is in core.owners
+	unused      = flagUnused | flagBrief | flagDue
 )
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }

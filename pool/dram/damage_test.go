@@ -24,9 +24,8 @@ func TestAnyDamage(t *testing.T) {
 		os.Remove(o.Path)
 		p := reopen(t, o)
 		put(t, p, openSpec(t, p, keptSpec), h)
-		used := p.core.file.UsableHeaders()
 		closePool(t, p)
-		damage(t, o, rng, used)
+		damage(t, o, rng)
 		p, err := Open(o)
 		if err != nil {
 			continue // its magic: no pool's file any more
@@ -44,7 +43,7 @@ func TestAnyDamage(t *testing.T) {
 }
 
 // damage writes to the file through a mapping of its own, like a faulty process.
-func damage(t *testing.T, o Options, rng *rand.Rand, headers int) {
+func damage(t *testing.T, o Options, rng *rand.Rand) {
 	t.Helper()
 	f, err := os.OpenFile(o.Path, os.O_RDWR, 0)
 	if err != nil {
@@ -53,7 +52,7 @@ func damage(t *testing.T, o Options, rng *rand.Rand, headers int) {
 	defer f.Close()
 	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
 	areas := [][2]int64{
-		{l.Headers, int64(min(headers, 256)) * arena.HeaderBytes}, {l.Spaces, 256},
+		{l.Headers, l.Learned - l.Headers}, {l.Spaces, 256},
 		{l.Slabs, l.SlabCount() * arena.SlabWordBytes}, {l.Super, int64(arena.SuperEnd)},
 	}
 	for range 1 + rng.IntN(20) {

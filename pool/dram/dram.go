@@ -79,12 +79,10 @@ type Options struct {
 // Info is what became of the options.
 type Info struct {
 	Bytes, SlabBytes int64
-	PageBytes        int64  // of the arena: 2 MiB or 4 KiB
-	PageReason       string // why reserved huge pages are not used, for the log; empty if they are
-	// why the kernel makes none up either (transparent huge pages); empty: it may, or need not
-	Transparent string
-	Placement   string    // how far Nodes were used; empty: there were none
-	Recovery    *Recovery // outcome of reading the file; nil without one
+	PageBytes        int64     // of the arena: 2 MiB or 4 KiB
+	PageReason       string    // why reserved huge pages are not used, for the log; empty if they are
+	Placement        string    // how far Nodes were used; empty: there were none
+	Recovery         *Recovery // outcome of reading the file; nil without one
 }
 
 // Pool implements pool.Memory. All methods may run concurrently.
@@ -95,7 +93,7 @@ type Pool struct {
 	fd    int    // of the arena; -1: address space only
 
 	advisor   pool.Advisor // nil: none
-	noter     *fileNoter
+	keeper    *fileKeeper
 	onBadPage func(BadPage)
 	onNotKept func(pool.Fingerprint)
 
@@ -145,7 +143,7 @@ func start(o *Options, a *arena.Arena, c *core) *Pool {
 	if !o.Virtual {
 		p.info.Placement = a.Place(o.Nodes)
 		if o.HugePages == Auto {
-			p.info.Transparent = a.MakeHuge()
+			a.MakeHuge()
 		}
 		a.Populate(p.probe)
 	}
@@ -206,5 +204,5 @@ func (p *Pool) Close() error {
 	if p.advisor != nil {
 		p.advisor.Close()
 	}
-	return errors.Join(err, p.noter.close(), p.arena.Close())
+	return errors.Join(err, p.keeper.close(), p.arena.Close())
 }

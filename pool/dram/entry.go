@@ -20,21 +20,16 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 		return none
 	}
 	e := c.newRecord()
-	if e == none {
-		c.giveAll(head, len(classes))
-		return none
-	}
-	wide, ok := c.widen(e, len(classes))
 	k := offheap.KeyOf(b)
 	h := c.seed.Hash(uint32(id), k)
 	c.table.Grow(c.hashes)
-	if !ok || !c.table.Put(h, e) {
-		c.giveAll(head, len(classes))
+	if !c.table.Put(h, e) {
+		c.giveAll(head)
 		c.freeRecord(e)
 		return none
 	}
 	r := &c.recs.All[e]
-	r.hash, r.ident, r.hold, r.head = k, id, flagLive|wide, head
+	r.hash, r.ident, r.hold, r.head = k, id, flagLive, head
 	_, last := c.shardCell(head, len(classes)-1)
 	last.Link = e | upward
 	c.persistParent(e, none)
@@ -52,7 +47,7 @@ func (c *core) takeAll(classes []int32) (head uint32, ok bool) {
 	for i := len(classes) - 1; i >= 0; i-- {
 		slot, ok := c.slabs.Take(classes[i])
 		if !ok {
-			c.giveAll(head, len(classes)-1-i)
+			c.giveAll(link)
 			return 0, false
 		}
 		*c.slabs.At(slot) = slab.Cell{Link: link}
@@ -61,8 +56,9 @@ func (c *core) takeAll(classes []int32) (head uint32, ok bool) {
 	return head, true
 }
 
-func (c *core) giveAll(slot uint32, n int) {
-	for range n {
+// giveAll frees a slot and those linked to it.
+func (c *core) giveAll(slot uint32) {
+	for slot&upward == 0 {
 		next := c.slabs.At(slot).Link
 		c.slabs.Give(slot)
 		slot = next
@@ -92,11 +88,10 @@ func (c *core) newRecord() uint32 {
 	if e != none {
 		c.spare = c.recs.All[e].older
 	} else {
-		e = c.high
-		if !c.recs.Grow(int(e)+1) || !c.states.Grow(int(e)+1) {
-			return none
-		}
+		e = c.high // within the regions: an entry has a slot
 		c.high++
+		c.recs.Use(int(c.high))
+		c.states.Use(int(c.high))
 	}
 	c.recs.All[e] = record{}
 	generation := max((c.states.All[e].generation+1)&^upward, 1) // the highest bit of a ref stays clear
@@ -109,15 +104,13 @@ func (c *core) freeRecord(e uint32) {
 	c.spare = e
 }
 
-// settle updates the state of e after the end of a reservation or of its last pin.
+// settle updates the state of e after the end of a reservation.
 func (c *core) settle(e uint32, at *cursor) {
 	r, l := &c.recs.All[e], &c.states.All[e]
 	switch {
-	case r.pins() > 0 || l.writing != 0:
+	case l.writing != 0:
 	case r.is(flagDropped):
 		c.free(e)
-	case r.is(flagVisible):
-		c.enter(e, at)
 	case l.present == c.group(r.ident).full:
 		c.show(e)
 		c.enter(e, at)
@@ -197,22 +190,13 @@ func (c *core) free(e uint32) {
 	if r.is(flagOwned) {
 		c.owners.Free(e, c.group(r.ident).bytes)
 	}
-	c.giveAll(r.head, len(c.group(r.ident).classes))
+	c.giveAll(r.head)
 	c.leaveRealm(r.ident.realm())
 	c.freeRecord(e)
 }
 
-// pinEntry pins e and removes it from the order of eviction; bytes is the size of all its slots.
-func (c *core) pinEntry(e uint32, bytes int64) {
-	r := &c.recs.All[e]
-	if r.is(flagRecent) {
-		c.recent.remove(c.recs.All, e)
-	}
-	r.hold &^= flagUntouched | unused
-	c.addPin(e, bytes)
-}
-
-func (c *core) addPin(e uint32, bytes int64) {
+// pin pins e; bytes is the size of all its slots.
+func (c *core) pin(e uint32, bytes int64) {
 	r := &c.recs.All[e]
 	if r.pins() == 0 {
 		c.stats.PinnedEntries++
@@ -221,26 +205,20 @@ func (c *core) addPin(e uint32, bytes int64) {
 	r.hold += onePin
 }
 
-func (c *core) unpinEntry(e uint32, at *cursor) {
-	if c.recs.All[e].pins() > 0 && c.unhold(e) {
-		if f := c.file; f != nil {
-			f.Touch(func() { c.header(c.recs.All[e].head).Used.Store(f.Tick) })
-		}
-		if r := &c.recs.All[e]; r.is(flagOwned) {
-			c.owners.Use(e, c.above(at))
-		}
-		c.settle(e, at)
-	}
-}
-
-// unhold ends a pin, and reports whether it was the last.
-func (c *core) unhold(e uint32) bool {
+// unpin ends a pin of e, and reports whether it was the last one of an entry that stays.
+func (c *core) unpin(e uint32) (stays bool) {
 	r := &c.recs.All[e]
-	r.hold -= onePin
-	if r.pins() > 0 {
+	if r.pins() == 0 {
+		return false
+	}
+	if r.hold -= onePin; r.pins() > 0 {
 		return false
 	}
 	c.stats.PinnedEntries--
 	c.stats.Pinned -= c.group(r.ident).bytes
+	if r.is(flagDropped) {
+		c.free(e)
+		return false
+	}
 	return true
 }

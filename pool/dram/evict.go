@@ -9,11 +9,10 @@ import (
 
 // Limits of the work of one reservation under the lock. If they do not suffice, it is Busy.
 const (
-	maxRepairs  = 16 << 10 // entries moved in the order of eviction
-	maxPartials = 64       // partial entries looked at
-	nearOldest  = 64       // oldest entries among which one with the wanted class is searched first
-	farOldest   = 4 << 10  // ... and if no slab could be taken
-	maxOwned    = 16 << 10 // steps in the order of the entries of an owner at its budget
+	maxRepairs = 16 << 10 // entries moved in the order of eviction
+	nearOldest = 64       // oldest entries among which one with the wanted class is searched first
+	farOldest  = 4 << 10  // ... and if no slab could be taken
+	maxOwned   = 16 << 10 // steps in the order of the entries of an owner at its budget
 	// entries evicted because of a budget; more than a part of a batch needs, so that an owner
 	// whose budget was lowered gets there
 	maxOwnedOut = 2 * lockStride
@@ -21,16 +20,16 @@ const (
 
 // work is what is left of those limits.
 type work struct {
-	repairs, partials int
-	owned, ownedOut   int    // see maxOwned
-	steps             int    // see maxSteps
-	taken             int    // slabs taken from other classes: one part of a reservation ends with it
-	noSlab            bool   // none could be taken
-	sink              uint64 // keeps loads alive that only warm the caches
+	repairs         int
+	owned, ownedOut int    // see maxOwned
+	steps           int    // see maxSteps
+	taken           int    // slabs taken from other classes: one part of a reservation ends with it
+	noSlab          bool   // none could be taken
+	sink            uint64 // keeps loads alive that only warm the caches
 }
 
 func (w *work) refill() {
-	w.repairs, w.partials, w.steps = maxRepairs, maxPartials, maxSteps
+	w.repairs, w.steps = maxRepairs, maxSteps
 	w.owned, w.ownedOut = maxOwned, maxOwnedOut
 	w.taken, w.noSlab = 0, false
 }
@@ -93,11 +92,8 @@ func (c *core) evictable(e uint32) bool { return c.recs.All[e].child == none && 
 // oldest returns the next entry to evict: the least recently used one without children. An older
 // entry with children counts as recent as they are.
 func (c *core) oldest() uint32 {
-	for c.work.repairs > 0 {
+	for c.work.repairs > 0 && int64(c.recent.n) > c.stats.PinnedEntries {
 		e := c.recent.oldest
-		for e != none && c.recs.All[e].is(flagUntouched) {
-			e = c.recs.All[e].newer
-		}
 		if e == none || c.evictable(e) {
 			return e
 		}
@@ -108,12 +104,12 @@ func (c *core) oldest() uint32 {
 
 // lift moves e just above a child of it, the child above one of its own, and so on down to one that
 // was lifted before, so each chain that was stored in parts from its beginning is put in order
-// once. If no child of e is in the list, a held one is its descendant, and e becomes the most
-// recent.
+// once. An entry that is held and has no children, or whose child is held, is in use, and becomes
+// the most recent.
 func (c *core) lift(e uint32) {
 	recs := c.recs.All
 	path := append(c.scratch[:0], e)
-	for child := recs[e].child; child != none && recs[child].is(flagRecent) &&
+	for child := recs[e].child; child != none && recs[child].is(flagRecent) && !c.held(child) &&
 		len(path) < maxRepairs; child = recs[child].child {
 		path = append(path, child)
 		if recs[child].is(flagLifted) {
@@ -150,89 +146,17 @@ func (c *core) evict(e uint32, why pool.Cause) {
 	c.drop(e, why)
 }
 
-// reclaimPartial evicts one partial entry, the oldest first, or the end of a chain below it.
+// reclaimPartial evicts the oldest partial entry. What follows it was not found anyway.
 func (c *core) reclaimPartial() bool {
-	for ; c.work.partials > 0 && c.partial.oldest != none; c.work.partials-- {
-		if c.reclaim(c.partial.oldest) {
-			return true
-		}
+	e := c.partial.oldest
+	if e != none && c.held(e) { // it is about to get a child
+		e = c.recs.All[e].newer
 	}
-	return false
-}
-
-// reclaim evicts a partial entry, or, if it has children, the end of one of their chains, so that
-// no more is evicted than necessary. If that end is held, the partial entry becomes the youngest.
-func (c *core) reclaim(e uint32) bool {
-	end := e
-	for child := c.recs.All[end].child; child != none && c.work.repairs > 0; child = c.recs.All[end].child {
-		end = child
-		c.work.repairs--
+	if e == none {
+		return false
 	}
-	if c.evictable(end) {
-		c.evict(end, pool.ByAge)
-		return true
-	}
-	c.partial.remove(c.recs.All, e)
-	c.partial.push(c.recs.All, e)
-	return false
-}
-
-// ReadWithoutTouch implements pool.Memory. An entry that is pinned for that alone stays in the
-// order of eviction, which passes over it.
-func (p *Pool) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
-	for i := range b.Hashes.N {
-		if b.Status[i], b.Slots[i] = p.pinUntouched(b, i); b.Status[i] == pool.OK {
-			b.Status[i] = read(b.Slots[i])
-			p.unpinUntouched(b.Slots[i].Ref, b.Status[i])
-		}
-	}
-}
-
-func (p *Pool) pinUntouched(b *pool.Batch, i int) (pool.Status, pool.Slot) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	id, sp, ok := c.identOf(b.Space, b.Group, b.Hashes.Len)
-	if !ok || int(b.Shard) >= sp.spec.Shards {
-		return pool.Invalid, pool.Slot{}
-	}
-	e := c.find(id, b.Hashes.At(i))
-	if e == none || !c.recs.All[e].is(flagVisible) {
-		return pool.Missing, pool.Slot{}
-	}
-	if status := c.mayPin(e); status != pool.OK {
-		return status, pool.Slot{}
-	}
-	if c.recs.All[e].is(flagRecent) {
-		c.recs.All[e].hold |= flagUntouched
-	}
-	c.addPin(e, sp.groups[b.Group].bytes)
-	return pool.OK, c.slot(e, b.Shard)
-}
-
-func (p *Pool) unpinUntouched(ref pool.Ref, status pool.Status) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.core
-	e, ok := c.deref(ref)
-	if !ok || c.recs.All[e].pins() == 0 {
-		return
-	}
-	r := &c.recs.All[e]
-	if status == pool.Corrupt && !r.is(flagDropped) {
-		c.drop(e, pool.ByCorruption)
-		c.stats.Dropped++
-	}
-	switch untouched := r.is(flagUntouched); {
-	case !untouched:
-		c.tick()
-		c.unpinEntry(e, &cursor{})
-	case c.unhold(e):
-		r.hold &^= flagUntouched
-		if r.is(flagDropped) {
-			c.free(e)
-		}
-	}
+	c.evict(e, pool.ByAge)
+	return true
 }
 
 // An entry is a child of the entry of the block before it. Nothing that has children is evicted.
@@ -244,20 +168,11 @@ const maxSteps = 16 << 10
 
 // link makes child a child of parent, if it has no parent and no cycle results.
 func (c *core) link(child, parent uint32) {
-	recs := c.recs.All
-	r := &recs[child]
-	if r.prev != none || child == parent {
+	r := &c.recs.All[child]
+	if r.prev != none || child == parent || r.child != none && !c.surelyApart(child, parent) {
 		return
 	}
-	if r.child != none && !c.surelyApart(child, parent) {
-		return
-	}
-	p := &recs[parent]
-	r.prev, r.next = parent|upward, p.child
-	if p.child != none {
-		recs[p.child].prev = child
-	}
-	p.child = child
+	c.linkRoot(child, parent)
 	c.persistParent(child, parent)
 }
 

@@ -37,10 +37,19 @@ func mounted(t *testing.T, kind, options string) (path string) {
 
 const hugePagesFile = "/proc/sys/vm/nr_hugepages"
 
+// hugePagesFree returns the number of free pages of 2 MiB.
+func hugePagesFree() (int64, error) {
+	text, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+}
+
 // onHugePages mounts a hugetlbfs of n pages, which it reserves for the test if necessary.
 func onHugePages(t *testing.T, n int) (path string) {
 	t.Helper()
-	if free, err := arena.HugePagesFree(); err != nil || free < int64(n) {
+	if free, err := hugePagesFree(); err != nil || free < int64(n) {
 		had, err := os.ReadFile(hugePagesFile)
 		if err != nil {
 			t.Skipf("SKIPPED: the kernel has no huge pages: %v", err)
@@ -54,7 +63,7 @@ func onHugePages(t *testing.T, n int) (path string) {
 				t.Error(err)
 			}
 		})
-		if free, err := arena.HugePagesFree(); err != nil || free < int64(n) {
+		if free, err := hugePagesFree(); err != nil || free < int64(n) {
 			t.Skipf("SKIPPED: %d huge pages could not be set aside, %d are free: %v", n, free, err)
 		}
 	}

@@ -12,7 +12,8 @@ import (
 func (p *Pool) PinEach(s pool.SpaceID, group uint8, h pool.Hashes, refs []pool.Ref) (all []pool.Ref, bytes int64) {
 	p.eachVisible(s, group, &h, func(c *core, e uint32, each int64) {
 		if c.recs.All[e].pins() < maxPins {
-			c.pinEntry(e, each)
+			c.recs.All[e].hold &^= unused
+			c.pin(e, each)
 			refs, bytes = append(refs, c.ref(e)), each
 		}
 	})
@@ -26,9 +27,13 @@ func (p *Pool) MarkUnused(s pool.SpaceID, group uint8, h pool.Hashes, brief bool
 		mark |= flagBrief
 	}
 	p.eachVisible(s, group, &h, func(c *core, e uint32, _ int64) {
-		c.recs.All[e].hold |= mark
+		r := &c.recs.All[e]
+		if brief && r.pins() > 0 {
+			return
+		}
+		r.hold |= mark
 		if brief {
-			c.recs.All[e].hold &^= flagDue
+			r.hold &^= flagDue
 		}
 	})
 }
@@ -56,19 +61,13 @@ func (p *Pool) Advise(s pool.SpaceID, group uint8, h pool.Hashes, a pool.Advice,
 	var named advised
 	var first pool.Ref
 	stored := false
-	p.strides(h.N, func(c *core, from, to int) {
-		id, _, ok := c.identOf(s, group, h.Len)
-		for i := from; ok && i < to; i++ {
-			e := c.find(id, h.At(i))
-			if e != none && !c.recs.All[e].is(flagVisible) {
-				e = none
-			}
-			if e != none && !stored {
-				first, stored = c.ref(e), true
-			}
-			named.entries = append(named.entries, e)
-			named.prints = append(named.prints, c.seed.Hash(uint32(id), offheap.KeyOf(h.At(i))))
+	p.each(s, group, &h, func(c *core, sp *space, i int, e uint32) {
+		if e != none && !stored {
+			first, stored = c.ref(e), true
 		}
+		id := makeIdent(sp.realm, group, h.Len)
+		named.entries = append(named.entries, e)
+		named.prints = append(named.prints, c.seed.Hash(uint32(id), offheap.KeyOf(h.At(i))))
 	})
 	var chain advised // from the end of the part before
 	for more := stored && lasts == 0; more && len(chain.entries) < maxAdvised; {
@@ -134,8 +133,7 @@ func (p *Pool) dropDue(ref pool.Ref) (n int, next pool.Ref) {
 	e := c.lookupRef(ref)
 	for ; n < lockStride && e != none; n++ {
 		r := &c.recs.All[e]
-		inUse := r.pins() > 0 && !r.is(flagUntouched) // reading for a tier is no use
-		if !r.is(flagDue) || r.child != none || inUse {
+		if !r.is(flagDue) || r.child != none {
 			break
 		}
 		before := c.parent(e)
@@ -148,15 +146,11 @@ func (p *Pool) dropDue(ref pool.Ref) (n int, next pool.Ref) {
 	return n, next
 }
 
-// eachVisible calls do for each of the hashes that is stored, with the bytes of one. The lock is
-// held during a call, and released now and then between two.
+// eachVisible calls do for each of the hashes that is stored, with the bytes of one.
 func (p *Pool) eachVisible(s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core, e uint32, bytes int64)) {
-	p.strides(h.N, func(c *core, from, to int) {
-		id, sp, ok := c.identOf(s, group, h.Len)
-		for i := from; ok && i < to; i++ {
-			if e := c.find(id, h.At(i)); e != none && c.recs.All[e].is(flagVisible) {
-				do(c, e, sp.groups[group].bytes)
-			}
+	p.each(s, group, h, func(c *core, sp *space, _ int, e uint32) {
+		if e != none {
+			do(c, e, sp.groups[group].bytes)
 		}
 	})
 }
@@ -263,9 +257,8 @@ func addRest(n *pool.Note, s *offheap.Seed, h *pool.Hashes, from int) {
 	if !n.Missed {
 		return
 	}
-	v := offheap.ViewOf(h)
 	for i := from; i < h.N && len(n.Use.Prints) < pool.MaxNoteBlocks; i++ {
-		n.Use.Prints = append(n.Use.Prints, s.Hash(n.ID, v.At(i)))
+		n.Use.Prints = append(n.Use.Prints, s.Hash(n.ID, offheap.KeyOf(h.At(i))))
 	}
 }
 

@@ -49,7 +49,7 @@ type trail struct {
 	recent cursor
 	note   *pool.Note // nil without an advisor
 
-	pins bool // entries are pinned, not touched
+	pins bool // entries are pinned, too
 	room int64
 	each int64 // bytes of an entry
 	refs []pool.Ref
@@ -91,22 +91,21 @@ func (p *Pool) passPart(t *trail, s pool.SpaceID, group uint8, h *pool.Hashes, f
 		to = from + int(room)
 	}
 	c.work.steps = maxSteps
-	v := c.walk(h)
+	c.probe.next = none
 	before := c.lookupRef(t.before)
 	for i := from; i < to; {
 		n := min(groupLen, to-i)
-		c.look(id, &v, i, n)
+		c.look(id, h, i, n)
 		for j, e := range c.probe.entry[:n] {
 			if e == none || t.pins && c.recs.All[e].pins() == maxPins {
 				addFound(t.note, &c.seed, &c.probe, n, j)
 				return i - from
 			}
 			c.relink(e, before)
+			c.touch(e, &t.recent)
 			if t.pins {
-				c.pinEntry(e, t.each)
+				c.pin(e, t.each)
 				t.refs = append(t.refs, c.ref(e))
-			} else {
-				c.touch(e, &t.recent)
 			}
 			before = e
 			i++
@@ -124,33 +123,38 @@ func (c *core) relink(e, before uint32) {
 	}
 }
 
-// Exists implements pool.Index.
-func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
+// each calls do for each hash, with its visible entry or none, and holds the lock meanwhile. Where
+// the space is not known it calls nothing.
+func (p *Pool) each(s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core, sp *space, i int, e uint32)) {
 	p.strides(h.N, func(c *core, from, to int) {
-		id, _, ok := c.identOf(s, group, h.Len)
+		id, sp, ok := c.identOf(s, group, h.Len)
 		if !ok {
-			clear(present[from:to])
 			return
 		}
-		v := c.walk(&h)
+		c.probe.next = none
 		for i := from; i < to; i += groupLen {
 			n := min(groupLen, to-i)
-			c.look(id, &v, i, n)
+			c.look(id, h, i, n)
 			for j, e := range c.probe.entry[:n] {
-				present[i+j] = e != none
+				do(c, sp, i+j, e)
 			}
 		}
 	})
 }
 
+// Exists implements pool.Index.
+func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
+	clear(present[:h.N])
+	p.each(s, group, &h, func(_ *core, _ *space, i int, e uint32) { present[i] = e != none })
+}
+
 // Unpin implements pool.Index.
 func (p *Pool) Unpin(refs []pool.Ref) {
-	var at cursor
 	p.strides(len(refs), func(c *core, from, to int) {
 		c.tick()
 		for _, ref := range refs[from:to] {
-			if e, ok := c.deref(ref); ok {
-				c.unpinEntry(e, &at)
+			if e, ok := c.deref(ref); ok && c.unpin(e) && c.file != nil {
+				c.file.Touch(func() { c.header(c.recs.All[e].head).Used.Store(c.file.Tick) })
 			}
 		}
 	})
@@ -243,7 +247,7 @@ func (c *core) touch(e uint32, at *cursor) {
 	at.entry, at.generation = e, c.states.All[e].generation
 }
 
-// enter inserts an entry that just became visible or unpinned into the recent list.
+// enter inserts an entry that just became visible into the recent list.
 func (c *core) enter(e uint32, at *cursor) {
 	c.place(e, c.above(at))
 	at.entry, at.generation = e, c.states.All[e].generation

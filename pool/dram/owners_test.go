@@ -256,7 +256,8 @@ func TestReadForATierKeepsTheOwnersOrder(t *testing.T) {
 		saveAs(p, o, chains[i], nil)
 	}
 	b := pool.Batch{Hashes: chains[0], Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1)}
-	p.ReadWithoutTouch(&b, func(pool.Slot) pool.Status { return pool.OK })
+	p.Acquire(&b)
+	p.Release(b.Slots, b.Status)
 	saveAs(p, o, randomChain(nil, 9, 1), nil)
 	if stored(p, chains[0]) != 0 || stored(p, chains[1]) != 1 {
 		t.Error("reading a block for a tier made it the owner's most recent")

@@ -9,7 +9,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // These methods write the state of a slot to the pool's file. The order matters: a header is
@@ -17,7 +16,7 @@ import (
 // be given to another entry.
 
 // header returns the file's header of a used slot.
-func (c *core) header(slot uint32) *arena.Header { return c.file.Header(c.slabs.Cell(slot)) }
+func (c *core) header(slot uint32) *arena.Header { return c.file.Header(slot) }
 
 // persistShard writes the header of a shard whose bytes are complete.
 func (c *core) persistShard(e, slot uint32, shard uint8, sum uint32) {
@@ -45,10 +44,8 @@ func (c *core) clearHeaders(e uint32) {
 	if c.file == nil {
 		return
 	}
-	slot := c.recs.All[e].head
-	for range c.group(c.recs.All[e].ident).classes {
+	for slot := c.recs.All[e].head; slot&upward == 0; slot = c.slabs.At(slot).Link {
 		c.file.Touch(func() { c.header(slot).Check.Store(0) })
-		slot = c.slabs.At(slot).Link
 	}
 }
 
@@ -124,9 +121,6 @@ func (c *core) forgetUnopened() (n int, ok bool) {
 	return 0, false
 }
 
-// AbandonedFile is a pool's file that no process has open.
-type AbandonedFile = arena.AbandonedFile
-
 // HeldError names the process that has the file that Open was given.
 type HeldError = arena.HeldError
 
@@ -138,9 +132,6 @@ var ErrNoMemory = arena.ErrNoMemory
 
 // ProcessBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
 func ProcessBegan(pid int) uint64 { return arena.ProcessBegan(pid) }
-
-// ListAbandoned finds the pools' files in a directory that no process has open.
-func ListAbandoned(dir string) []AbandonedFile { return arena.ListAbandoned(dir) }
 
 // openFile opens a pool whose file outlives the process.
 func openFile(o *Options) (*Pool, error) {
@@ -155,16 +146,11 @@ func openFile(o *Options) (*Pool, error) {
 	r.New, r.Cold = f.State()
 	page, _ := a.Page()
 	c, err := o.core(f, page, r)
-	if errors.Is(err, slab.ErrClash) || errors.Is(err, errLost) {
-		r.Cold = err.Error()
-		f.Erase()
-		c, err = o.core(f, page, r)
-	}
 	if err != nil {
 		return nil, errors.Join(err, f.Unmap(), a.Close())
 	}
 	p := start(o, a, c)
-	p.noter = startNoter(f, o.Advisor)
+	p.keeper = startKeeper(f, o.Advisor)
 	r.Took = time.Since(began)
 	p.info.Recovery = r
 	return p, nil
@@ -184,57 +170,47 @@ func (o *Options) core(f *arena.File, page int64, r *Recovery) (*core, error) {
 			r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
 		}
 	}
-	if !f.Touch(func() { err = c.restore(f, o.SlabBytes, r) }) {
-		err = errLost
-	}
-	if err != nil {
-		return nil, errors.Join(err, c.close())
+	if !f.Touch(func() { c.restore(f, o.SlabBytes, r) }) {
+		return nil, errors.Join(errLost, c.close())
 	}
 	return c, nil
 }
 
-// noteInterval is how often a pool notes in its file that it is in use, and what it learned.
-const noteInterval = 10 * time.Second
+// saveEvery is how often a pool saves in its file what its policy has learned.
+const saveEvery = 10 * time.Second
 
-// fileNoter owns the file and writes these notes from a goroutine; nil: there is no file.
-type fileNoter struct {
-	file    *arena.File
-	advisor pool.Advisor // nil: none
-	ending  chan struct{}
-	done    sync.WaitGroup
+// fileKeeper owns the file, and saves there what the policy has learned; nil: there is no file.
+type fileKeeper struct {
+	file   *arena.File
+	ending chan struct{}
+	done   sync.WaitGroup
 }
 
-func startNoter(f *arena.File, a pool.Advisor) *fileNoter {
-	k := &fileNoter{file: f, advisor: a, ending: make(chan struct{})}
-	k.done.Go(k.run)
+func startKeeper(f *arena.File, a pool.Advisor) *fileKeeper {
+	k := &fileKeeper{file: f, ending: make(chan struct{})}
+	if a != nil {
+		k.done.Go(func() { k.run(a) })
+	}
 	return k
 }
 
-func (k *fileNoter) run() {
-	every := time.NewTicker(noteInterval)
+func (k *fileKeeper) run(a pool.Advisor) {
+	every := time.NewTicker(saveEvery)
 	defer every.Stop()
-	for {
+	for ended := false; !ended; {
 		select {
 		case <-every.C:
-			k.note()
 		case <-k.ending:
-			k.note()
-			return
+			ended = true
 		}
-	}
-}
-
-func (k *fileNoter) note() {
-	if k.advisor != nil {
-		if b := k.advisor.Learned(); b != nil {
+		if b := a.Learned(); b != nil {
 			k.file.SaveLearned(b)
 		}
 	}
-	k.file.NoteAlive()
 }
 
-// close writes the notes once more and releases the file.
-func (k *fileNoter) close() error {
+// close saves once more and releases the file.
+func (k *fileKeeper) close() error {
 	if k == nil {
 		return nil
 	}

@@ -18,7 +18,7 @@ const (
 type probe struct {
 	key   [groupLen]offheap.Key
 	entry [groupLen]uint32
-	next  uint32 // record to try for the next hash; none at the start of a walk
+	next  uint32 // record to try for the next hash; none at the start of a walk, which ends with the lock
 
 	// These are set for hashes that were searched.
 	hash [groupLen]uint64
@@ -27,17 +27,11 @@ type probe struct {
 	cell [groupLen]uint64
 }
 
-// walk begins a walk along h, which ends when the lock is released.
-func (c *core) walk(h *pool.Hashes) offheap.View {
-	c.probe.next = none
-	return offheap.ViewOf(h)
-}
-
 // look finds hashes from to from+n-1 of h, n at most groupLen.
-func (c *core) look(id ident, v *offheap.View, from, n int) {
+func (c *core) look(id ident, h *pool.Hashes, from, n int) {
 	pr := &c.probe
 	for i := range n {
-		pr.key[i] = v.At(from + i)
+		pr.key[i] = offheap.KeyOf(h.At(from + i))
 	}
 	i := 0
 	if pr.next == none {

@@ -3,10 +3,7 @@ package dram
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -30,30 +27,23 @@ type Recovery struct {
 	Took    time.Duration
 }
 
-// errLost is a page of the index that went bad while it was read: the file is not used then.
-var errLost = errors.New("a page of its index went bad while it was read")
+// errLost is a page of the index that went bad right after it was read. The next start finds it.
+var errLost = errors.New("dram: a page of the pool's index went bad during the start")
 
 // restore builds the index of what the file holds.
-func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
+func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) {
 	byRecord := c.restoreSpaces(f, slabBytes, r)
-	if err := c.slabs.Restore(); err != nil {
-		return err
+	c.slabs.Restore()
+	s := scan{core: c, recovery: r, spaces: byRecord, found: make([][]uint64, c.slabs.Count())}
+	for n := range s.found {
+		s.readSlab(int32(n)) // none, if it is not cut
 	}
-	s := scan{
-		core: c, spaces: byRecord, found: make([][]uint64, c.slabs.Count()), claimed: c.slabs.NewClaims(),
-	}
-	s.readAll()
 	for shard := range pool.MaxShards {
-		if !s.attach(uint8(shard)) {
-			return errors.New("dram: no memory for the index")
-		}
+		s.attach(uint8(shard))
 	}
-	r.Damaged, r.Stale, r.Lost = int(s.damaged.Load()), int(s.stale.Load()), int(s.lost.Load())
 	r.Partial = s.giveUpPartial()
-	c.slabs.Open(s.claimed)
 	c.restoreOrder()
 	r.Entries = int(c.stats.Entries)
-	return nil
 }
 
 // restoreSpaces makes realms for the spaces of the file, which get their IDs by OpenSpace.
@@ -93,93 +83,70 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 	return out
 }
 
-// scan reads all headers of a file, slabs in parallel, and then adds the entries one by one.
+// scan reads all headers of a file, and then adds the entries one by one.
 type scan struct {
 	*core
-	spaces         []*space   // by record
-	found          [][]uint64 // by slab: slots that hold a whole shard and are not attached, below their shards; sorted
-	claimed        slab.Claims
-	damaged, stale atomic.Int64
-	lost           atomic.Int64
+	recovery *Recovery
+	spaces   []*space   // by record
+	found    [][]uint64 // by slab: slots that hold a whole shard and are not attached, below their shards; sorted
 }
 
-// readAll reads the headers, with one goroutine for each processor.
-func (s *scan) readAll() {
-	var next atomic.Int64
-	var done sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		done.Go(func() {
-			for n := int(next.Add(1) - 1); n < len(s.found); n = int(next.Add(1) - 1) {
-				s.readSlab(int32(n)) // none, if it is not cut
-			}
-		})
-	}
-	done.Wait()
-}
-
-// readSlab reads the headers of one slab, and clears those that are not used.
+// readSlab reads the headers of one slab, and frees the slots that hold no whole shard.
 func (s *scan) readSlab(n int32) {
 	first, end := s.slabs.Slots(n)
-	s.lost.Add(s.file.TouchEach(first, end, func(slot uint32) {
+	s.recovery.Lost += int(s.file.TouchEach(first, end, func(slot uint32) {
 		if h := s.header(slot); s.whole(h, slot) {
 			s.found[n] = append(s.found[n], uint64(h.Shard)<<32|uint64(slot))
+			s.slabs.At(slot).Link = upward // not free, and not attached yet
 		}
 	}))
 	slices.Sort(s.found[n])
+	for slot := end; slot > first; slot-- {
+		if s.slabs.At(slot-1).Link == 0 {
+			s.slabs.Give(slot - 1)
+		}
+	}
 }
 
 // whole reports whether a slot holds a whole shard to be used, and else clears its header.
 func (s *scan) whole(h *arena.Header, slot uint32) bool {
-	if h.Check.Load() == 0 {
+	switch {
+	case h.Check.Load() == 0:
 		return false
+	case !s.fits(h, slot):
+		s.recovery.Damaged++
+	case h.Generation != s.spaces[int(h.Space)].generation:
+		s.recovery.Stale++
+	default:
+		return true
 	}
-	if counter := s.judge(h, slot); counter != nil {
-		counter.Add(1)
-		h.Check.Store(0)
-		return false
-	}
-	return true
+	h.Check.Store(0)
+	return false
 }
 
-// judge returns the counter of a header that is not to be used; nil if it is.
-func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
+// fits reports whether a header is whole, and its space has such a shard.
+func (s *scan) fits(h *arena.Header, slot uint32) bool {
 	if !h.Whole(slot) || int(h.Space) >= len(s.spaces) || s.spaces[int(h.Space)] == nil {
-		return &s.damaged
+		return false
 	}
-	sp := s.spaces[int(h.Space)]
-	if h.Generation != sp.generation {
-		return &s.stale
-	}
-	group, shard := int(h.Group), int(h.Shard)
-	if group >= len(sp.groups) || shard >= sp.spec.Shards || h.HashLen < 1 || h.HashLen > pool.MaxHashLen ||
-		sp.groups[group].classes[shard] != s.slabs.ClassAt(slot) {
-		return &s.damaged
-	}
-	return nil
+	sp, group, shard := s.spaces[int(h.Space)], int(h.Group), int(h.Shard)
+	return group < len(sp.groups) && shard < sp.spec.Shards && h.HashLen >= 1 && h.HashLen <= pool.MaxHashLen &&
+		sp.groups[group].classes[shard] == s.slabs.ClassAt(slot)
 }
 
 // attach adds one shard of all entries to the index: shard 0 makes the entry, the others are linked
 // to it in order. A shard is left over if its shard 0 had been cleared when the process was killed
 // during an eviction, or if it had been copied when it was killed during a move.
-func (s *scan) attach(shard uint8) bool {
-	if shard == 0 {
-		total := 0
-		for _, slots := range s.found {
-			total += len(slots)
-		}
-		if !s.table.Reserve(total) {
-			return false
-		}
-	}
+func (s *scan) attach(shard uint8) {
 	for n := range s.found {
 		for ; len(s.found[n]) > 0 && uint8(s.found[n][0]>>32) == shard; s.found[n] = s.found[n][1:] {
 			slot := uint32(s.found[n][0])
 			if h := s.header(slot); !s.attachOne(h, slot) {
 				h.Check.Store(0)
+				s.slabs.Give(slot)
 			}
 		}
 	}
-	return true
 }
 
 func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
@@ -197,58 +164,40 @@ func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 			return false
 		}
 	} else {
-		if e == none || c.presentCount(e) != int(shard) { // all before it: they are added in order
+		if e == none || c.states.All[e].present != uint16(shard) { // all before it: they are added in order
 			return false
 		}
 		_, last := c.shardCell(c.recs.All[e].head, int(shard)-1)
 		last.Link = slot
-		c.setPresent(e, shard)
 	}
+	c.states.All[e].present++
+	*c.slabs.State(slot) = slab.Present
 	*c.slabs.At(slot) = slab.Cell{Link: e | upward, Sum: h.Sum}
-	c.slabs.Claim(s.claimed, slot)
 	return true
 }
 
 // restoreEntry makes an entry that has shard 0.
 func (c *core) restoreEntry(id ident, k offheap.Key, slot uint32) uint32 {
 	e := c.newRecord()
-	if e == none {
-		return none
-	}
-	wide, ok := c.widen(e, len(c.group(id).classes))
 	c.table.Grow(c.hashes)
-	if !ok || !c.table.Put(c.seed.Hash(uint32(id), k), e) {
+	if !c.table.Put(c.seed.Hash(uint32(id), k), e) {
 		c.freeRecord(e)
 		return none
 	}
 	r := &c.recs.All[e]
-	r.hash, r.ident, r.hold, r.head = k, id, flagLive|wide, slot
-	c.setPresent(e, 0)
+	r.hash, r.ident, r.hold, r.head = k, id, flagLive, slot
 	c.realms[id.realm()].entries++
 	c.stats.Partial++
 	return e
 }
 
-// giveUpPartial frees the entries that lack shards; the engine saves them again.
-func (s *scan) giveUpPartial() (n int) {
-	c := s.core
+// giveUpPartial drops the entries that lack shards; the engine saves them again.
+func (c *core) giveUpPartial() (n int) {
 	for e := uint32(1); e < c.high; e++ {
-		r := &c.recs.All[e]
-		if !r.is(flagLive) || c.states.All[e].present == c.group(r.ident).full {
-			continue
+		if r := &c.recs.All[e]; r.is(flagLive) && c.states.All[e].present != c.group(r.ident).full {
+			c.drop(e, 0)
+			n++
 		}
-		slot := r.head
-		for range c.presentCount(e) {
-			next := c.slabs.At(slot).Link
-			c.slabs.Unclaim(s.claimed, slot)
-			s.header(slot).Check.Store(0)
-			slot = next
-		}
-		c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)
-		c.stats.Partial--
-		c.leaveRealm(r.ident.realm())
-		c.freeRecord(e)
-		n++
 	}
 	return n
 }

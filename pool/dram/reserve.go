@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
+	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // Reserve implements pool.Slots.
@@ -142,14 +143,17 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 }
 
 func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
-	switch {
-	case c.isPresent(e, shard):
+	slot, _ := c.shardCell(c.recs.All[e].head, int(shard))
+	switch state := c.slabs.State(slot); *state {
+	case slab.Present:
 		return pool.Exists, pool.Slot{}
-	case c.isWriting(e, shard):
+	case slab.Writing:
 		return pool.InProgress, pool.Slot{}
+	default:
+		*state = slab.Writing
 	}
 	c.leaveLists(e) // it may have been partial
-	c.beginWriting(e, shard)
+	c.states.All[e].writing++
 	return pool.OK, c.slot(e, shard)
 }
 
@@ -191,22 +195,29 @@ func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
 }
 
 func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {
+	var slot uint32
+	var cell *slab.Cell
 	e, ok := c.deref(s.Ref)
-	if !ok || !c.isWriting(e, s.Shard) {
+	if ok {
+		slot, cell = c.shardCell(c.recs.All[e].head, int(s.Shard))
+		ok = *c.slabs.State(slot) == slab.Writing
+	}
+	if !ok {
 		if status == pool.OK {
 			return pool.Stale
 		}
 		return status
 	}
-	r := &c.recs.All[e]
-	c.endWriting(e, s.Shard)
+	r, l := &c.recs.All[e], &c.states.All[e]
+	*c.slabs.State(slot) = slab.Empty
+	l.writing--
 	m := &c.realms[r.ident.realm()]
 	if status == pool.OK && (r.is(flagDropped) || m.over || m.space.epoch != epoch) {
 		status = pool.Stale // its epoch, or that in which its bytes were computed, is over
 	}
 	if status == pool.OK {
-		c.setPresent(e, s.Shard)
-		slot, cell := c.shardCell(r.head, int(s.Shard))
+		*c.slabs.State(slot) = slab.Present
+		l.present++
 		cell.Sum = s.Sum
 		c.persistShard(e, slot, s.Shard, s.Sum)
 	}
@@ -216,21 +227,12 @@ func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor
 
 // Acquire implements pool.Slots.
 func (p *Pool) Acquire(b *pool.Batch) {
-	p.strides(b.Hashes.N, func(c *core, from, to int) {
-		id, sp, ok := c.identOf(b.Space, b.Group, b.Hashes.Len)
-		if !ok || int(b.Shard) >= sp.spec.Shards {
-			for i := from; i < to; i++ {
-				b.Status[i], b.Slots[i] = pool.Invalid, pool.Slot{}
-			}
-			return
-		}
-		v := c.walk(&b.Hashes)
-		for i := from; i < to; i += groupLen {
-			n := min(groupLen, to-i)
-			c.look(id, &v, i, n)
-			for j, e := range c.probe.entry[:n] {
-				b.Status[i+j], b.Slots[i+j] = c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
-			}
+	for i := range b.Hashes.N {
+		b.Status[i], b.Slots[i] = pool.Invalid, pool.Slot{}
+	}
+	p.each(b.Space, b.Group, &b.Hashes, func(c *core, sp *space, i int, e uint32) {
+		if int(b.Shard) < sp.spec.Shards {
+			b.Status[i], b.Slots[i] = c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
 		}
 	})
 }
@@ -239,29 +241,19 @@ func (c *core) acquire(e uint32, shard uint8, bytes int64) (pool.Status, pool.Sl
 	if e == none {
 		return pool.Missing, pool.Slot{}
 	}
-	if status := c.mayPin(e); status != pool.OK {
-		return status, pool.Slot{}
-	}
-	c.pinEntry(e, bytes)
-	return pool.OK, c.slot(e, shard)
-}
-
-// mayPin returns OK, or the reason why an entry cannot be pinned.
-func (c *core) mayPin(e uint32) pool.Status {
 	switch {
 	case c.recs.All[e].pins() == maxPins:
-		return pool.Busy
+		return pool.Busy, pool.Slot{}
 	case c.owner(c.recs.All[e].head) != e: // the slot was given to another entry
-		return pool.Corrupt
+		return pool.Corrupt, pool.Slot{}
 	}
-	return pool.OK
+	c.pin(e, bytes)
+	return pool.OK, c.slot(e, shard)
 }
 
 // Release implements pool.Slots. It clears the Ref of each slot, so a second Release does nothing.
 func (p *Pool) Release(slots []pool.Slot, status []pool.Status) {
-	var at cursor
 	p.strides(len(slots), func(c *core, from, to int) {
-		c.tick()
 		for i := from; i < to; i++ {
 			e, ok := c.deref(slots[i].Ref)
 			slots[i].Ref = 0
@@ -272,7 +264,7 @@ func (p *Pool) Release(slots []pool.Slot, status []pool.Status) {
 				c.drop(e, pool.ByCorruption)
 				c.stats.Dropped++
 			}
-			c.unpinEntry(e, &at)
+			c.unpin(e)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package dram
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -80,17 +79,7 @@ func (p *Pool) Sweep() {
 	p.sweeping.Lock() // one at a time: an earlier sweep is finished when this one returns
 	defer p.sweeping.Unlock()
 	n := 0
-	p.locked(func(c *core) {
-		c.ended = slices.DeleteFunc(c.ended, func(realm uint32) bool {
-			empty := c.realms[realm].entries == 1 // the sweep's own
-			if empty {
-				c.leaveRealm(realm)
-			}
-			return empty
-		})
-		n = len(c.ended)
-	})
-	if n == 0 {
+	if p.locked(func(c *core) { n = len(c.ended) }); n == 0 {
 		return
 	}
 	for from := uint32(1); from != 0; {

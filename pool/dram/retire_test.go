@@ -275,7 +275,7 @@ func TestBadPageOfHeaders(t *testing.T) {
 		t.Errorf("%+v", s.Bad)
 	}
 	for _, off := range []int64{l.Headers, l.Spaces, l.Slabs, l.Super} { // in flight
-		unmapPage(t, p.core.file.OutsideArena(), off-l.Headers)
+		unmapPage(t, unsafe.Slice((*byte)(unsafe.Pointer(p.core.file.Header(0))), l.End-l.Headers), off-l.Headers)
 	}
 	if _, err := p.ResetSpace(id); err != nil {
 		t.Error(err)

@@ -27,7 +27,7 @@ type space struct {
 type group struct {
 	classes []int32 // per shard
 	bytes   int64   // slots of all shards
-	full    uint16  // value of recordState.present when all shards are committed
+	full    uint16  // shards
 	kind    uint8   // as the policy distinguishes entries
 	tokens  uint32  // of a block
 }
@@ -146,7 +146,7 @@ func (p *Pool) CloseSpace(s pool.SpaceID) error {
 func notOpen(s pool.SpaceID) error { return fmt.Errorf("dram: space %d is not open", s) }
 
 func (c *core) newSpace(s *pool.Spec) *space {
-	sp := &space{spec: cloneSpec(*s), epoch: s.OpeningEpoch(), record: noRecord}
+	sp := &space{spec: *s, epoch: s.OpeningEpoch(), record: noRecord}
 	for _, g := range s.Groups {
 		sp.groups = append(sp.groups, c.newGroup(g))
 	}
@@ -159,7 +159,7 @@ func (c *core) newGroup(spec pool.Group) (g group) {
 		g.classes = append(g.classes, id)
 		g.bytes += c.slabs.SlotBytes(id)
 	}
-	g.full = fullLife(len(spec.ShardBytes))
+	g.full = uint16(len(spec.ShardBytes))
 	g.kind, g.tokens = c.kindOf(g.classes), spec.BlockTokens
 	return g
 }
@@ -222,15 +222,6 @@ func sameSpec(a, b *pool.Spec) bool {
 		})
 }
 
-func cloneSpec(s pool.Spec) pool.Spec {
-	s.Identity = bytes.Clone(s.Identity)
-	s.Groups = slices.Clone(s.Groups)
-	for i := range s.Groups {
-		s.Groups[i].ShardBytes = slices.Clone(s.Groups[i].ShardBytes)
-	}
-	return s
-}
-
 // Epoch implements pool.Spaces; it returns 0 for a space that is not open.
 func (p *Pool) Epoch(s pool.SpaceID) (epoch uint32) {
 	p.locked(func(c *core) {
@@ -266,7 +257,7 @@ func (p *Pool) stats() pool.Stats {
 	}
 	if !p.closed {
 		s.IndexBytes = c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
-			c.wide.Resident(int(c.widest)) + c.owners.Resident() + c.slabs.Resident()
+			c.owners.Resident() + c.slabs.Resident()
 	}
 	s.Classes = c.slabs.Stats()
 	s.Owners = c.owners.Stats()

@@ -94,30 +94,14 @@ func (l *level) finish(q *question, failed bool) {
 }
 
 // Ask implements pool.Tiers.
-func (p *Pool) Ask(s pool.SpaceID, asked []pool.Asked, deadline time.Time) (pending bool) {
-	return p.askSince(s, asked, deadline, time.Time{})
-}
-
-// AskAnew implements pool.Tiers.
-func (p *Pool) AskAnew(s pool.SpaceID, asked []pool.Asked, deadline time.Time) (pending bool) {
-	return p.askSince(s, asked, deadline, p.now())
-}
-
-// Shared implements pool.Tiers.
-func (p *Pool) Shared() bool {
-	for _, l := range p.levels {
-		if !l.Local && (l.up() || l.breaker.brief()) {
-			return true
-		}
-	}
-	return false
-}
-
-// askSince is Ask. Answers from before since that an entry is absent do not count.
-func (p *Pool) askSince(s pool.SpaceID, asked []pool.Asked, deadline, since time.Time) (pending bool) {
+func (p *Pool) Ask(s pool.SpaceID, asked []pool.Asked, deadline time.Time, anew bool) (pending bool) {
 	sp := p.spaces.get(s)
 	if sp == nil {
 		return false
+	}
+	since := time.Time{} // answers from before it that an entry is absent do not count
+	if anew {
+		since = p.now()
 	}
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
@@ -134,6 +118,16 @@ func (p *Pool) askSince(s pool.SpaceID, asked []pool.Asked, deadline, since time
 			return late // a tier that fails will not answer soon
 		}
 	}
+}
+
+// Shared implements pool.Tiers.
+func (p *Pool) Shared() bool {
+	for _, l := range p.levels {
+		if !l.Local && (l.up() || l.breaker.brief()) {
+			return true
+		}
+	}
+	return false
 }
 
 // await waits for questions. It reports whether any tier answered and whether the timer fired

@@ -159,7 +159,7 @@ func (l *level) arrive(f *incoming) (remove bool) {
 // notFound records that the store does not have an entry completely.
 func (l *level) notFound(f *incoming) {
 	digest := f.era.digest(f.key.group, f.key.hash.Bytes[:f.key.hash.Len])
-	l.written.forget(digest)
+	l.written.put(digest, false, l.p.now()) // unknown
 	if !l.Local {
 		l.exists.put(digest, false, l.p.now().Add(l.AbsentFor))
 	}

@@ -253,17 +253,6 @@ func (k *existsCache) put(digest uint64, there bool, until time.Time) {
 	*victim = cell{digest, at}
 }
 
-// forget removes an entry.
-func (k *existsCache) forget(digest uint64) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for i, c := range k.set(digest) {
-		if c.digest == digest {
-			k.set(digest)[i] = cell{}
-		}
-	}
-}
-
 var digestSeed = maphash.MakeSeed()
 
 // digest returns the identity of an entry in caches and questions.

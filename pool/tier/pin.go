@@ -95,29 +95,13 @@ func parentOf(h *pool.Hashes, i int) (parent pool.Hash) {
 
 // Unpin implements pool.Index.
 func (p *Pool) Unpin(refs []pool.Ref) {
-	for _, ref := range refs {
-		if ref&promiseBit != 0 {
-			p.unpinPromises(refs, false)
-			p.unpinMemory(refs)
-			return
-		}
+	if slices.ContainsFunc(refs, isPromise) {
+		p.unpinPromises(refs, false)
 	}
-	p.Memory.Unpin(refs)
+	p.Memory.Unpin(refs) // which ignores promises
 }
 
-// unpinMemory releases the pins of memory among refs.
-func (p *Pool) unpinMemory(refs []pool.Ref) {
-	for i := 0; i < len(refs); {
-		to := i
-		for to < len(refs) && refs[to]&promiseBit == 0 {
-			to++
-		}
-		if to > i {
-			p.Memory.Unpin(refs[i:to])
-		}
-		i = to + 1
-	}
-}
+func isPromise(ref pool.Ref) bool { return ref&promiseBit != 0 }
 
 // waiter is one call of Settle.
 type waiter struct {
@@ -154,7 +138,7 @@ func (p *Pool) Settle(refs []pool.Ref, then func()) (cancel func() bool) {
 
 // Fetched implements pool.Tiers.
 func (p *Pool) Fetched(refs []pool.Ref) (own, shared int) {
-	if !slices.ContainsFunc(refs, func(ref pool.Ref) bool { return ref&promiseBit != 0 }) {
+	if !slices.ContainsFunc(refs, isPromise) {
 		return 0, 0
 	}
 	p.mu.Lock()
@@ -175,5 +159,5 @@ func (p *Pool) Fetched(refs []pool.Ref) (own, shared int) {
 // Hint implements pool.Tiers.
 func (p *Pool) Hint(refs []pool.Ref) {
 	p.unpinPromises(refs, true)
-	p.unpinMemory(refs)
+	p.Memory.Unpin(refs)
 }

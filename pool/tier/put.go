@@ -136,28 +136,29 @@ func (p *Pool) copyShard(e *outgoing, g *group, shard uint8) bool {
 		Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
 	}
 	stored := e.era.key(&e.key, shard)
-	var hd transit.Header
-	var value []byte
-	p.ReadWithoutTouch(&b, func(s pool.Slot) pool.Status {
-		at := g.at[shard]
-		value = e.loan.Bytes[at : at+transit.HeaderBytes+int64(s.Len)]
-		if !p.reach(s, func(b []byte) { copy(value[transit.HeaderBytes:], b) }) {
-			return pool.Corrupt
-		}
-		own := e.sp.ownKey(&e.key, shard)
-		hd = transit.Header{
-			Length: s.Len,
-			Sum:    pool.Sum(own.Seed(s.Len), value[transit.HeaderBytes:]),
-			Node:   p.o.Node,
-			When:   uint64(p.now().Unix()),
-		}
-		if hd.Sum != s.Sum && !p.o.NoSums {
-			p.o.Log("", "dropped a damaged block in memory", nil)
-			return pool.Corrupt
-		}
-		return pool.OK
-	})
-	if b.Status[0] != pool.OK {
+	if p.Memory.Acquire(&b); b.Status[0] != pool.OK {
+		return false
+	}
+	s := b.Slots[0]
+	at := g.at[shard]
+	value := e.loan.Bytes[at : at+transit.HeaderBytes+int64(s.Len)]
+	whole := p.reach(s, func(b []byte) { copy(value[transit.HeaderBytes:], b) })
+	own := e.sp.ownKey(&e.key, shard)
+	hd := transit.Header{
+		Length: s.Len,
+		Sum:    pool.Sum(own.Seed(s.Len), value[transit.HeaderBytes:]),
+		Node:   p.o.Node,
+		When:   uint64(p.now().Unix()),
+	}
+	if whole && hd.Sum != s.Sum && !p.o.NoSums {
+		p.o.Log("", "dropped a damaged block in memory", nil)
+		whole = false
+	}
+	if !whole {
+		b.Status[0] = pool.Corrupt
+	}
+	p.Memory.Release(b.Slots, b.Status)
+	if !whole {
 		return false
 	}
 	hd.Seal(&stored, value)
@@ -258,7 +259,7 @@ func (l *level) tally(on []outgoing, last []pool.Item, whole []bool) {
 		}
 		l.written.put(digest, true, l.p.now().Add(writtenFor))
 		if !l.Local {
-			l.exists.forget(digest) // it may be cached as absent
+			l.exists.put(digest, false, l.p.now()) // unknown: it may be cached as absent
 		}
 	}
 }

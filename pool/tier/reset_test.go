@@ -77,9 +77,9 @@ type resettingMemory struct {
 	turn func()
 }
 
-func (m *resettingMemory) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
+func (m *resettingMemory) Acquire(b *pool.Batch) {
 	m.once.Do(m.turn)
-	m.Pool.ReadWithoutTouch(b, read)
+	m.Pool.Acquire(b)
 }
 
 // TestResetDuringPut is TestResetBeforePut with the reset between the check of the epoch and the

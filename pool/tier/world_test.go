@@ -223,7 +223,7 @@ func (n *node) flush() {
 }
 
 func (n *node) ask(h pool.Hashes, within time.Duration) (pending bool) {
-	return n.Ask(n.space, []pool.Asked{{Hashes: h}}, time.Now().Add(within))
+	return n.Ask(n.space, []pool.Asked{{Hashes: h}}, time.Now().Add(within), false)
 }
 
 // know asks until all answers are known, and gives the prefix.

@@ -5,9 +5,7 @@ package arena
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -235,29 +233,9 @@ func (a *Arena) StopPopulating() {
 // Ready returns how many bytes are populated.
 func (a *Arena) Ready() int64 { return a.ready.Load() }
 
-// shmemHuge is the kernel's setting for files in memory; the word in brackets is active.
-const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
-
-// MakeHuge asks for transparent huge pages, and returns why the arena gets none; empty: it may.
-func (a *Arena) MakeHuge() string {
-	if a.pageBytes == HugePageBytes {
-		return ""
+// MakeHuge asks for transparent huge pages where the arena's own are small.
+func (a *Arena) MakeHuge() {
+	if a.pageBytes != HugePageBytes {
+		_ = unix.Madvise(a.raw, unix.MADV_HUGEPAGE)
 	}
-	return a.askTransparent(shmemHuge)
-}
-
-// askTransparent asks for transparent huge pages if the arena's own are small, and returns why it
-// gets none; empty: it may.
-func (a *Arena) askTransparent(setting string) string {
-	if err := unix.Madvise(a.raw, unix.MADV_HUGEPAGE); err != nil {
-		return fmt.Sprintf("madvise: %v", err)
-	}
-	text, err := os.ReadFile(setting)
-	if err != nil {
-		return "this kernel has none"
-	}
-	if strings.Contains(string(text), "[never]") || strings.Contains(string(text), "[deny]") {
-		return fmt.Sprintf("%s is %s", setting, strings.TrimSpace(string(text)))
-	}
-	return ""
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -30,8 +29,7 @@ type File struct {
 	began  time.Time // when the file was made
 	seed   [5]uint64
 
-	headers []Header // all that are possible; only those below usable may be accessed
-	usable  int
+	headers []Header      // by slot; see Header
 	Tick    uint32        // of the last store or load
 	refused uint64        // times that an area could not grow because the file system was full
 	faults  atomic.Uint64 // faults in pages outside the arena
@@ -102,13 +100,12 @@ func (f *File) mapMeta() (err error) {
 		return fmt.Errorf("dram: %s: map %d bytes: %w", f.path, l.End-l.Headers, err)
 	}
 	f.super = (*superblock)(unsafe.Pointer(&f.area(l.Super, superBytes)[0]))
-	f.headers = unsafe.Slice((*Header)(unsafe.Pointer(unsafe.SliceData(f.meta))), l.cells())
+	f.headers = unsafe.Slice((*Header)(unsafe.Pointer(unsafe.SliceData(f.meta))), l.slots())
 	return nil
 }
 
 // open signs the file, and reads what its content begins with.
 func (f *File) open() {
-	f.usable = int(min(f.super.grown.Load(), uint64(len(f.headers))))
 	f.began = time.Unix(0, f.super.created)
 	f.seed = f.super.seed
 	f.super.sign()
@@ -122,7 +119,6 @@ func (f *File) Close() error {
 	if f == nil {
 		return nil
 	}
-	f.NoteAlive()
 	return unix.Munmap(f.meta) // the descriptor is the arena's
 }
 
@@ -136,9 +132,6 @@ func (f *File) SetTime(t time.Time) uint32 {
 	}
 	return f.Tick
 }
-
-// NoteAlive writes that the file is in use now. It needs no lock.
-func (f *File) NoteAlive() { f.Touch(f.super.noteAlive) }
 
 // Unsign writes that no process has the file. It needs no lock.
 func (f *File) Unsign() { f.Touch(func() { f.super.process.Store(0) }) }
@@ -183,9 +176,6 @@ func (f *File) TouchEach(from, to uint32, do func(i uint32)) (faulted int64) {
 // AtLeast advances the clock of the file to a tick.
 func (f *File) AtLeast(tick uint32) { f.Tick = max(f.Tick, tick) }
 
-// OutsideArena returns the mapping of the file outside the arena.
-func (f *File) OutsideArena() []byte { return f.meta }
-
 // examine decides whether the content of the file can be used. It can still be rejected later: when
 // the superblock is mapped, and by the pool when it reads the slabs.
 func (f *File) examine() error {
@@ -215,50 +205,4 @@ func (f *File) examine() error {
 		return fmt.Errorf("dram: %s: %w", f.path, err)
 	}
 	return nil
-}
-
-// AbandonedFile is a pool's file that no process has open.
-type AbandonedFile struct {
-	Path      string
-	Allocated int64         // memory it holds
-	Age       time.Duration // since it was last marked in use
-}
-
-// ListAbandoned finds the pools' files in a directory that no process has open. It skips files that
-// this user may not read.
-func ListAbandoned(dir string) (out []AbandonedFile) {
-	all, err := os.ReadDir(dir)
-	if err != nil {
-		return nil
-	}
-	for _, e := range all {
-		if e.Type().IsRegular() {
-			if f, ok := inspect(filepath.Join(dir, e.Name())); ok {
-				out = append(out, f)
-			}
-		}
-	}
-	return out
-}
-
-func inspect(path string) (f AbandonedFile, ok bool) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return f, false
-	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return f, false
-	}
-	s, err := readSuper(fd, st.Size)
-	if err != nil {
-		return f, false
-	}
-	// The shared lock is held for a moment: an agent that starts meanwhile retries.
-	if unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB) != nil {
-		return f, false
-	}
-	alive := time.Unix(0, s.alive.Load())
-	return AbandonedFile{Path: path, Allocated: st.Blocks * 512, Age: max(time.Since(alive), 0)}, true
 }

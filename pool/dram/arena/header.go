@@ -52,10 +52,10 @@ func (h *Header) Whole(slot uint32) bool {
 // ParentOf returns the Parent of a header: the parent's slot, and a tag of its key.
 func ParentOf(slot, tag uint32) uint64 { return uint64(slot+1)<<32 | uint64(tag) }
 
-// slabWord returns what a file stores of a slab: its first header, the bytes of its slots, and a
-// check of both; 0 if the slab is free.
-func slabWord(first, slotBytes uint32) uint64 {
-	w := uint64(first)<<32 | uint64(slotBytes/SlotUnit)<<8
+// slabWord returns what a file stores of a slab: the bytes of its slots, and a check of that; 0 if
+// the slab is free.
+func slabWord(slotBytes uint32) uint64 {
+	w := uint64(slotBytes/SlotUnit) << 8
 	return w | slabCheck(w)
 }
 
@@ -65,16 +65,18 @@ func (f *File) slabAt(n int32) *atomic.Uint64 {
 	return record(f.area(f.layout.Slabs+int64(n)*SlabWordBytes, SlabWordBytes)).word(0)
 }
 
-// Assign writes that a slab is cut into slots, whose headers are clear; false: no memory for them.
-func (f *File) Assign(n int32, first, perSlab, slotBytes uint32) bool {
+// ProvideHeaders gives memory to the headers of n slots from the first on; false: there is none.
+func (f *File) ProvideHeaders(first, n uint32) bool {
+	from := int64(first) * HeaderBytes
+	return f == nil || f.grow(f.layout.Headers+from, f.layout.Headers+from+int64(n)*HeaderBytes)
+}
+
+// Assign writes that a slab is cut into slots, whose headers are clear.
+func (f *File) Assign(n int32, slotBytes uint32) {
 	if f == nil {
-		return true
+		return
 	}
-	if !f.growHeaders(int(first + perSlab)) {
-		return false
-	}
-	f.Touch(func() { f.slabAt(n).Store(slabWord(first, slotBytes)) })
-	return true
+	f.Touch(func() { f.slabAt(n).Store(slabWord(slotBytes)) })
 }
 
 // Withdraw writes that a slab is free. Its headers are all clear.
@@ -84,48 +86,31 @@ func (f *File) Withdraw(n int32) {
 	}
 }
 
-// Slab returns what the file stores of a slab: its first header, and the bytes of its slots; false
-// if it is free or cannot be read.
-func (f *File) Slab(n int32) (first, slotBytes uint32, ok bool) {
+// Slab returns the bytes of a slab's slots; 0 if it is free or cannot be read.
+func (f *File) Slab(n int32) (slotBytes uint32) {
 	var w uint64
 	f.Touch(func() { w = f.slabAt(n).Load() })
-	if w == 0 || w&0xff != slabCheck(w) {
-		return 0, 0, false
+	if slotBytes = uint32(w>>8) * SlotUnit; w != slabWord(slotBytes) {
+		return 0
 	}
-	return uint32(w >> 32), uint32(w) >> 8 * SlotUnit, true
+	return slotBytes
 }
 
-// Erase invalidates everything that the file holds.
-func (f *File) Erase() {
-	for n := range f.layout.SlabCount() {
-		f.Withdraw(int32(n))
-	}
-	for n := range f.SpacesUsed() {
-		f.Touch(func() { f.SpaceAt(n).Remove() })
-	}
-	for from := 0; from < f.usable*HeaderBytes; from += PageBytes {
-		f.Touch(func() { clear(f.meta[from:min(from+PageBytes, f.usable*HeaderBytes)]) })
-	}
-}
+// Header returns the header of a slot. Those of slabs that were never cut have no memory.
+func (f *File) Header(slot uint32) *Header { return &f.headers[slot] }
 
-// Header returns the header of a cell.
-func (f *File) Header(cell uint32) *Header { return &f.headers[cell] }
-
-// UsableHeaders returns how many headers have memory.
-func (f *File) UsableHeaders() int { return f.usable }
-
-// A pool's file, format 4. All numbers are little-endian. Offsets are from the beginning of the
+// A pool's file, format 5. All numbers are little-endian. Offsets are from the beginning of the
 // file, and each area begins on a page of the file system (2 MiB on hugetlbfs). A process that maps
 // the arena alone cannot access the other areas.
 //
 //	arena      the slots, slab after slab
-//	headers    64 bytes a slot, those of a slab together; sparse, grows as slabs are used
+//	headers    64 bytes a slot, by its number; sparse, grows as slabs are used
 //	learned    what the policy learned
 //	spaces     MaxSpaces records of spaceBytes; sparse
-//	slabs      8 bytes a slab: the slots it is cut into, and where their headers are
+//	slabs      8 bytes a slab: the slots it is cut into
 //	superblock the last superBytes of the file
 const (
-	fileFormat = 4
+	fileFormat = 5
 
 	superBytes    = 4 << 10
 	HeaderBytes   = 64
@@ -133,8 +118,6 @@ const (
 	MaxSpaces     = 1 << 10  // spaces of a file; entries of further ones end with the process
 	SlabWordBytes = 8
 	learnedBytes  = pool.MaxLearned + 4<<10 // its head included
-	// Twice the possible slots have headers, so that spans fit between others.
-	slotsPerHeader = 2
 )
 
 // SlotUnit is the unit to which slots are rounded up, bytes.
@@ -151,7 +134,7 @@ type Layout struct {
 func LayoutOf(arena, slab, page int64) (l Layout) {
 	l.arena, l.slab, l.page = arena, slab, page
 	l.Headers = roundUp(arena, page)
-	l.Learned = roundUp(l.Headers+l.cells()*HeaderBytes, page)
+	l.Learned = roundUp(l.Headers+l.slots()*HeaderBytes, page)
 	l.Spaces = roundUp(l.Learned+learnedBytes, page)
 	l.Slabs = roundUp(l.Spaces+MaxSpaces*spaceBytes, page)
 	l.End = roundUp(l.Slabs+l.SlabCount()*SlabWordBytes+superBytes, page)
@@ -159,7 +142,7 @@ func LayoutOf(arena, slab, page int64) (l Layout) {
 	return l
 }
 
-func (l *Layout) cells() int64 { return slotsPerHeader * l.arena / SlotUnit }
+func (l *Layout) slots() int64 { return l.arena / SlotUnit }
 
 // SlabCount returns the number of slabs.
 func (l *Layout) SlabCount() int64 { return l.arena / l.slab }

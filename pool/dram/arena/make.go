@@ -65,11 +65,12 @@ func (f *File) size(n int64) error {
 	return nil
 }
 
-// provide allocates the memory of a range of the file, so that accessing it cannot fail.
+// provide allocates the memory of a range of the file, so that accessing it cannot fail. It does
+// not lengthen a file that was cut meanwhile: zeros would be read where blocks were.
 func (f *File) provide(from, to int64) error {
 	for from < to {
 		n := min(providePiece, to-from)
-		switch err := unix.Fallocate(f.fd, 0, from, n); {
+		switch err := unix.Fallocate(f.fd, unix.FALLOC_FL_KEEP_SIZE, from, n); {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.ENOMEM):
@@ -97,24 +98,6 @@ func (f *File) full(need int64, err error) error {
 	}
 	return fmt.Errorf("dram: %s: no room for %s more: its file system has %s, of them free %s: %w",
 		f.path, gib(need), gib(int64(fs.Blocks)*fs.Bsize), gib(int64(fs.Bavail)*fs.Bsize), err)
-}
-
-// growHeaders makes at least n headers usable; false if the file system is full.
-func (f *File) growHeaders(n int) bool {
-	if n <= f.usable {
-		return true
-	}
-	if n > len(f.headers) {
-		return false
-	}
-	n = min(max(n, f.usable+f.usable/4, 64<<10/HeaderBytes), len(f.headers))
-	from := f.layout.Headers
-	if !f.grow(from+int64(f.usable)*HeaderBytes, from+int64(n)*HeaderBytes) {
-		return false
-	}
-	f.Touch(func() { f.super.grown.Store(uint64(n)) })
-	f.usable = n
-	return true
 }
 
 // grow allocates a range of a sparse area; false, and counted, if the file system is full.
@@ -258,6 +241,3 @@ func readLimit(file string) (int64, bool) {
 	}
 	return n, true
 }
-
-// HugePagesFree returns the number of free, unreserved pages of 2 MiB of this machine.
-func HugePagesFree() (int64, error) { return freeHugePages(systemFiles) }

@@ -8,7 +8,6 @@ import (
 	"hash/crc32"
 	"os"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,8 +24,6 @@ type superblock struct {
 
 	process atomic.Uint64 // that has it; 0: none
 	began   atomic.Uint64 // start of that process, clock ticks since boot
-	alive   atomic.Int64  // when it was last known to be in use, ns since 1970
-	grown   atomic.Uint64 // headers that have memory
 	spaces  atomic.Uint64 // records of spaces that were ever used
 	host    [64]byte      // name of the machine or container of that process, zero-padded
 }
@@ -85,7 +82,7 @@ func (s *superblock) unfit(want *Layout, size int64) string {
 		return errUnfinished.Error()
 	case format != fileFormat:
 		return fmt.Sprintf("its format is %d, known is %d", format, fileFormat)
-	case s.check != s.sum() || s.grown.Load() > uint64(want.cells()) || s.spaces.Load() > MaxSpaces:
+	case s.check != s.sum() || s.spaces.Load() > MaxSpaces:
 		return "its superblock is damaged"
 	case s.arena != want.arena || s.slab != want.slab || s.page != want.page:
 		return fmt.Sprintf("its arena has %d bytes in slabs of %d and pages of %d, this pool's %d, %d and %d",
@@ -103,10 +100,7 @@ func (s *superblock) sign() {
 	copy(s.host[:len(s.host)-1], host)
 	s.began.Store(ProcessBegan(os.Getpid()))
 	s.process.Store(uint64(os.Getpid()))
-	s.noteAlive()
 }
-
-func (s *superblock) noteAlive() { s.alive.Store(time.Now().UnixNano()) }
 
 func (s *superblock) hostName() string {
 	host, _, _ := bytes.Cut(s.host[:], []byte{0})

@@ -22,55 +22,40 @@ const (
 	hugeFrom = 32 << 20
 )
 
-// Region is an array of T off the Go heap. Its address space is reserved in full and made usable as
-// it grows, so it never moves and is never scanned.
+// Region is an array of T off the Go heap. Only its pages that were touched take memory, so it
+// never moves and is never scanned.
 type Region[T any] struct {
-	All    []T // reserved; only all[:usable] may be touched
-	raw    []byte
-	usable int // elements
-	bytes  int // of raw, usable
+	All  []T
+	raw  []byte
+	huge int // bytes that have huge pages
 }
 
-// Reserve reserves address space for n elements; none may be accessed yet.
-func Reserve[T any](n int) (r Region[T], err error) {
-	size := int(unsafe.Sizeof(*new(T)))
-	length := (n*size + hugeBytes - 1) &^ (hugeBytes - 1)
-	r.raw, err = unix.Mmap(-1, 0, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+// Map maps n elements, all zero.
+func Map[T any](n int) (r Region[T], err error) {
+	length := (n*int(unsafe.Sizeof(*new(T))) + hugeBytes - 1) &^ (hugeBytes - 1)
+	r.raw, err = unix.Mmap(-1, 0, length, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
-		return r, fmt.Errorf("dram: reserve %d bytes of address space: %w", length, err)
+		return r, fmt.Errorf("dram: map %d bytes: %w", length, err)
 	}
+	_ = unix.Madvise(r.raw, unix.MADV_NOHUGEPAGE) // only advice: huge pages would take more memory
 	r.All = unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(r.raw))), n)
 	return r, nil
 }
 
-// Grow makes at least n elements usable; false: no memory, or n is beyond the end.
-func (r *Region[T]) Grow(n int) bool {
-	if n <= r.usable {
-		return true
+// Use says that the first n elements are in use: if these are many, they get huge pages.
+func (r *Region[T]) Use(n int) {
+	used := n * int(unsafe.Sizeof(*new(T)))
+	if used < hugeFrom || used <= r.huge {
+		return
 	}
-	if n > len(r.All) {
-		return false
+	to := min((max(used, r.huge+r.huge/4)+hugeBytes-1)&^(hugeBytes-1), len(r.raw))
+	// This is only advice: the region works without huge pages, but is slower.
+	_ = unix.Madvise(r.raw[:to], unix.MADV_HUGEPAGE)
+	if r.huge == 0 {
+		_ = unix.Madvise(r.raw[:used&^(hugeBytes-1)], unix.MADV_COLLAPSE)
 	}
-	size := int(unsafe.Sizeof(*new(T)))
-	to := max(n*size, r.bytes+r.bytes/4, 64<<10)
-	step := pageBytes
-	if to >= hugeFrom {
-		step = hugeBytes
-	}
-	to = min((to+step-1)&^(step-1), len(r.raw))
-	if unix.Mprotect(r.raw[r.bytes:to], unix.PROT_READ|unix.PROT_WRITE) != nil {
-		return false
-	}
-	if step == hugeBytes {
-		// This is only advice: the region works without huge pages, but is slower.
-		_ = unix.Madvise(r.raw[:to], unix.MADV_HUGEPAGE)
-		if r.bytes < hugeFrom {
-			_ = unix.Madvise(r.raw[:r.bytes&^(hugeBytes-1)], unix.MADV_COLLAPSE)
-		}
-	}
-	r.bytes = to
-	r.usable = min(to/size, len(r.All))
-	return true
+	r.huge = to
 }
 
 // Resident returns the memory that the first n elements hold.
@@ -93,8 +78,8 @@ func (r *Region[T]) Close() error {
 	return unix.Munmap(raw)
 }
 
-// Mapped returns the memory that may be accessed.
-func (r *Region[T]) Mapped() []byte { return r.raw[:r.bytes] }
+// Mapped returns the memory.
+func (r *Region[T]) Mapped() []byte { return r.raw }
 
 // Seed keys the hash of a table. Block hashes come from the engine: they may be as short as a
 // byte, and an engine may be hostile. So their bits are mixed with secret numbers of this process.
@@ -138,25 +123,6 @@ func KeyOf(b []byte) Key {
 		binary.LittleEndian.Uint64(w[0:8]), binary.LittleEndian.Uint64(w[8:16]),
 		binary.LittleEndian.Uint64(w[16:24]), binary.LittleEndian.Uint64(w[24:32]),
 	}
-}
-
-// View is a chain of block hashes with its strides computed.
-type View struct {
-	blob   []byte
-	stride int
-	n      int // bytes of a hash
-}
-
-// ViewOf returns the view of a chain.
-func ViewOf(h *pool.Hashes) View {
-	step := max(h.Step, 1)
-	return View{blob: h.Blob[h.First*h.Len:], stride: step * h.Len, n: h.Len}
-}
-
-// At returns hash i.
-func (v *View) At(i int) Key {
-	at := i * v.stride
-	return KeyOf(v.blob[at : at+v.n])
 }
 
 // Tag returns a short hash of the key. It detects a slot that was given to another key; it need not

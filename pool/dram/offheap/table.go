@@ -19,8 +19,6 @@ const (
 	firstCells    = 1 << 10
 	loadNum       = 4 // a table grows at 4/5
 	loadDen       = 5
-	crowdedNum    = 9 // and refuses entries at 9/10, if the kernel gave no memory to grow
-	crowdedDen    = 10
 	migrateStride = 16 // cells of the old table moved with each insertion
 )
 
@@ -91,9 +89,6 @@ func (t *Table) Side(hash uint64) (c *Cells, home int) {
 // Put adds an entry that is not in the table; false if there is no room.
 func (t *Table) Put(hash uint64, e uint32) bool {
 	c, home := t.Side(hash)
-	if t.old.size == 0 && uint64(t.n)*crowdedDen >= c.size*crowdedNum {
-		return false
-	}
 	if !c.put(hash, home, e) {
 		return false
 	}
@@ -155,7 +150,7 @@ func (t *Table) Grow(hash func(entries []uint32, hashes []uint64)) {
 	}
 	larger, err := mapCells(int(t.now.size + t.now.size/2))
 	if err != nil {
-		return // retried with the next insertion; Put refuses entries when the table is crowded
+		return // retried with the next insertion; Put refuses entries once the table is full
 	}
 	t.old, t.now, t.moved, t.freed = t.now, larger, 0, 0
 }
@@ -227,17 +222,6 @@ func (t *Table) Close() error {
 func OpenTable() (t Table, err error) {
 	t.now, err = mapCells(firstCells)
 	return t, err
-}
-
-// Reserve makes an empty table large enough for n entries.
-func (t *Table) Reserve(n int) bool {
-	larger, err := mapCells(max(firstCells, n*loadDen/loadNum+n/8))
-	if err != nil {
-		return false
-	}
-	old := t.now
-	t.now = larger
-	return old.close() == nil
 }
 
 // Entries returns the number of entries.

@@ -45,7 +45,7 @@ type link struct {
 
 // New returns the table of a pool that has at most this many entries.
 func New(most int) (t Table, err error) {
-	t.links, err = offheap.Reserve[link](most)
+	t.links, err = offheap.Map[link](most)
 	t.byName = map[string]pool.Owner{}
 	return t, err
 }
@@ -127,12 +127,13 @@ func (t *Table) MayFit(o pool.Owner, bytes int64) bool {
 
 // Own makes an entry of this many bytes the owner's. It becomes the owner's most recent but for
 // above, if that is the owner's too. It returns false, and the entry is nobody's, if there is no
-// such owner or no memory.
+// such owner.
 func (t *Table) Own(e uint32, o pool.Owner, bytes int64, above uint32) bool {
-	if !t.is(o) || !t.links.Grow(int(e)+1) {
+	if !t.is(o) {
 		return false
 	}
 	t.high = max(t.high, int(e)+1)
+	t.links.Use(t.high)
 	at := &t.owners[o]
 	at.bytes += bytes
 	t.links.All[e] = link{term: at.term, owner: o}

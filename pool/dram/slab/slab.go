@@ -3,8 +3,10 @@
 package slab
 
 import (
+	"errors"
 	"math/bits"
 	"slices"
+	"unsafe"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
@@ -19,10 +21,20 @@ import (
 // slab, +1.
 type Cell struct{ Link, Sum uint32 }
 
+// State is that of the shard for which a slot was taken.
+type State uint8
+
+// States of a shard.
+const (
+	Empty State = iota
+	Writing
+	Present
+)
+
 type slab struct {
 	class      int32  // NoClass: free
 	last       int32  // class it had before
-	cells      uint32 // first of its cells
+	headers    uint32 // slots that have one with memory in the file
 	fresh      uint32 // slots from here on have never been used
 	used       uint32
 	bad        bool   // retired: no slot is allocated
@@ -50,8 +62,8 @@ type Slabs struct {
 	slab     []slab
 	class    []class
 	byBytes  map[uint32]int32
-	cells    offheap.Region[Cell]
-	spans    spans // of cells
+	cells    offheap.Region[Cell]  // by slot
+	states   offheap.Region[State] // by slot
 	unused   []int32
 	file     *arena.File // nil: the pool ends with the process
 	bytes    int64       // of a slab
@@ -74,8 +86,9 @@ func New(bytes, slabBytes, page int64, f *arena.File) (s Slabs, err error) {
 		s.slab[i] = slab{class: NoClass, last: NoClass}
 		s.unused = append(s.unused, int32(i)) // the first is used first, as it is populated first
 	}
-	// Twice the possible slots have cells, so that spans fit between others.
-	s.cells, err = offheap.Reserve[Cell](2 * int(bytes/arena.SlotUnit))
+	if s.cells, err = offheap.Map[Cell](n << s.slotBits); err == nil {
+		s.states, err = offheap.Map[State](n << s.slotBits)
+	}
 	return s, err
 }
 
@@ -102,7 +115,7 @@ func (s *Slabs) Take(id int32) (slot uint32, ok bool) {
 	var place uint32
 	if b.free != 0 {
 		place = b.free - 1
-		b.free = s.cells.All[b.cells+place].Link
+		b.free = s.At(s.Slot(n, place)).Link
 	} else {
 		place = b.fresh
 		b.fresh++
@@ -113,7 +126,7 @@ func (s *Slabs) Take(id int32) (slot uint32, ok bool) {
 	if s.full(n) {
 		s.leaveRoom(n)
 	}
-	return uint32(n)<<s.slotBits | place, true
+	return s.Slot(n, place), true
 }
 
 // Give frees a slot, and its slab if no other slot of it is used.
@@ -122,7 +135,7 @@ func (s *Slabs) Give(slot uint32) {
 	b := &s.slab[n]
 	c := &s.class[b.class]
 	place := slot & (1<<s.slotBits - 1)
-	s.cells.All[b.cells+place] = Cell{Link: b.free}
+	*s.At(slot), s.states.All[slot] = Cell{Link: b.free}, Empty
 	b.free = place + 1
 	if b.bad {
 		c.retired++
@@ -142,21 +155,20 @@ func (s *Slabs) assign(id int32) bool {
 		return false
 	}
 	c := &s.class[id]
-	first, ok := s.spans.take(c.perSlab)
-	if !ok {
-		return false
-	}
 	n := s.unused[len(s.unused)-1]
-	if !s.cells.Grow(int(first+c.perSlab)) || !s.file.Assign(n, first, c.perSlab, c.bytes) {
-		s.spans.give(first, c.perSlab)
-		return false
-	}
-	s.unused = s.unused[:len(s.unused)-1]
 	b := &s.slab[n]
+	if b.headers < c.perSlab {
+		if !s.file.ProvideHeaders(s.Slot(n, 0), c.perSlab) {
+			return false
+		}
+		b.headers = c.perSlab
+	}
+	s.file.Assign(n, c.bytes)
+	s.unused = s.unused[:len(s.unused)-1]
 	if b.last != NoClass && b.last != id {
 		s.moved++
 	}
-	*b = slab{class: id, last: id, cells: first}
+	*b = slab{class: id, last: id, headers: b.headers}
 	c.slabs++
 	s.enterRoom(n)
 	return true
@@ -172,7 +184,6 @@ func (s *Slabs) withdraw(n int32) {
 		s.unused = append(s.unused, n)
 	}
 	s.file.Withdraw(n)
-	s.spans.give(b.cells, c.perSlab)
 	c.slabs--
 	b.class = NoClass
 }
@@ -199,9 +210,10 @@ func (s *Slabs) leaveRoom(n int32) {
 }
 
 // At returns the cell of a slot.
-func (s *Slabs) At(slot uint32) *Cell {
-	return &s.cells.All[s.slab[slot>>s.slotBits].cells+slot&(1<<s.slotBits-1)]
-}
+func (s *Slabs) At(slot uint32) *Cell { return &s.cells.All[slot] }
+
+// State returns the state of a slot's shard.
+func (s *Slabs) State(slot uint32) *State { return &s.states.All[slot] }
 
 // Offset returns the offset of a slot in the arena.
 func (s *Slabs) Offset(slot uint32) int64 {
@@ -220,7 +232,7 @@ func (s *Slabs) InUse(n int32) []bool {
 	for i := range used {
 		used[i] = true
 	}
-	for at := b.free; at != 0; at = s.cells.All[b.cells+at-1].Link {
+	for at := b.free; at != 0; at = s.At(s.Slot(n, at-1)).Link {
 		used[at-1] = false
 	}
 	return used
@@ -258,13 +270,6 @@ func (s *Slabs) Lacking(classes []int32) int32 {
 func (s *Slabs) Free(id int32) int {
 	c := &s.class[id]
 	return c.slabs*int(c.perSlab) - c.used - c.retired
-}
-
-// These methods locate the slots of an entry and their headers in the pool's file.
-
-// Cell returns the number of a slot's cell, and of its header in the pool's file.
-func (s *Slabs) Cell(slot uint32) uint32 {
-	return s.slab[slot>>s.slotBits].cells + slot&(1<<s.slotBits-1)
 }
 
 // SlabOf returns the slab of a slot.
@@ -321,11 +326,23 @@ func (s *Slabs) Stats() (out []pool.ClassStats) {
 	return out
 }
 
-// Resident returns the memory of the cells that were ever used.
-func (s *Slabs) Resident() int64 { return s.cells.Resident(int(s.spans.high)) }
+// Resident returns the memory of the cells and states that were used as slabs are cut now.
+func (s *Slabs) Resident() (bytes int64) {
+	const page = arena.PageBytes
+	for _, size := range []int64{int64(unsafe.Sizeof(Cell{})), int64(unsafe.Sizeof(Empty))} {
+		for n := range s.slab {
+			used := size * int64(s.slab[n].fresh)
+			if size<<s.slotBits >= page { // slabs share no page
+				used = (used + page - 1) &^ (page - 1)
+			}
+			bytes += used
+		}
+	}
+	return bytes
+}
 
-// Close unmaps the cells.
-func (s *Slabs) Close() error { return s.cells.Close() }
+// Close unmaps the cells and states.
+func (s *Slabs) Close() error { return errors.Join(s.cells.Close(), s.states.Close()) }
 
-// Mapped returns the memory of the cells.
-func (s *Slabs) Mapped() []byte { return s.cells.Mapped() }
+// Mapped returns the memory of the cells and of the states.
+func (s *Slabs) Mapped() (cells, states []byte) { return s.cells.Mapped(), s.states.Mapped() }
