@@ -34,12 +34,14 @@ func (m *Mover) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	return t, err
 }
 
-// begin notes that a flight was submitted. The table is locked.
+// begin notes that a flight was submitted. The table is locked, but supervise reads without it:
+// pending last.
 func (p *peer) begin(f *cudaipc.Flight) *process {
 	l := p.process.lane(f)
-	if l.pending.Add(1) == 1 {
+	if l.pending.Load() == 0 {
 		l.since.Store(p.process.clock.Load())
 	}
+	l.pending.Add(1)
 	return p.process
 }
 
