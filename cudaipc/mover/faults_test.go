@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +29,7 @@ const (
 	hangsInPoll   = "hangs in Poll"
 	hangsInSum    = "hangs in Sum"
 	losesItself   = "says ErrLost"
+	lostUnseen    = "is lost after its first copy" // and only Info says so
 	doesNotOpen   = "does not open"
 	firesForAStep = "fires for steps alone" // events of waits without a step have not fired
 )
@@ -51,10 +53,31 @@ func openFaulty(s mover.Setup) (cudaipc.Device, error) {
 		s.Device = cudaipc.HostDevice
 		d, err := mover.Open(s)
 		return &faulty{d, fault}, err
+	case lostUnseen:
+		s.Device = cudaipc.HostDevice
+		d, err := mover.Open(s)
+		return &unseen{Device: d}, err
 	case doesNotOpen:
 		return nil, fmt.Errorf("on purpose: %w", cudaipc.ErrNoCUDA)
 	}
 	return mover.Open(s)
+}
+
+type unseen struct {
+	cudaipc.Device
+	lost atomic.Bool
+}
+
+func (u *unseen) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	u.lost.Store(true)
+	return u.Device.Copy(c)
+}
+
+func (u *unseen) Info() (i cudaipc.CUDAInfo) {
+	if u.lost.Load() {
+		i.Lost = "on purpose"
+	}
+	return i
 }
 
 func (f *faulty) is(fault string) {

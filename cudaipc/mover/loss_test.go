@@ -132,6 +132,16 @@ func TestStoppedMoverIsWaitedFor(t *testing.T) {
 	}
 }
 
+// TestDeviceIsLostUnseen expects a device that is lost while nothing calls it to cost the mover.
+func TestDeviceIsLostUnseen(t *testing.T) {
+	t.Parallel()
+	m := newFixture(t, func(o *mover.Options) { o.Device = lostUnseen })
+	m.attach(1)
+	m.done(m.submit(1, 1)[0])
+	m.told(1)
+	m.expectLost(1, cudaipc.LostDevice)
+}
+
 // TestMoverHangs expects a device call that does not return to cost only the mover, within its
 // limit.
 func TestMoverHangs(t *testing.T) {

@@ -51,6 +51,9 @@ func (p *process) message(b []byte) error {
 		if p.info.Store(info); p.m.opts.Informed != nil {
 			p.m.opts.Informed(*info)
 		}
+		if info.Lost != "" {
+			p.lose(cudaipc.LostDevice, errors.New(info.Lost))
+		}
 		return err
 	case msgLost:
 		var why string
