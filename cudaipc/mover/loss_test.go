@@ -142,6 +142,32 @@ func TestDeviceIsLostUnseen(t *testing.T) {
 	m.expectLost(1, cudaipc.LostDevice)
 }
 
+// TestSlowListenerCostsNothing expects a mover to serve while the function that it informs waits,
+// as for a log that nobody reads.
+func TestSlowListenerCostsNothing(t *testing.T) {
+	t.Parallel()
+	waits, read := make(chan struct{}, 100), make(chan struct{})
+	m := newFixture(t, func(o *mover.Options) {
+		o.Device, o.Limits.Ping = lostUnseen, 2*time.Second
+		o.Informed = func(cudaipc.CUDAInfo) {
+			waits <- struct{}{}
+			<-read
+		}
+	})
+	defer close(read)
+	m.attach(1)
+	<-waits
+	m.attach(2)
+	for id := range cudaipc.PeerID(2) {
+		if err := m.mover.Close(id + 1); err != nil {
+			t.Error(err)
+		}
+	}
+	if lost := m.mover.Movers()[0].Lost[cudaipc.LostPing]; lost != 0 {
+		t.Errorf("%d movers were lost", lost)
+	}
+}
+
 // TestMoverHangs expects a device call that does not return to cost only the mover, within its
 // limit.
 func TestMoverHangs(t *testing.T) {

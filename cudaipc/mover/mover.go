@@ -25,7 +25,7 @@ type Options struct {
 	ArenaFD   int          // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after New
 	ArenaSize int64        // bytes
 	// Informed receives the state of a GPU's device from time to time, one call at a time for
-	// each process, and returns soon; may be nil.
+	// each process; may be nil.
 	Informed func(cudaipc.CUDAInfo)
 	// AskEvents makes Poll ask the process for events. Events of a GPU's peers are always asked
 	// there; the host's are words that the agent reads by itself.

@@ -33,12 +33,13 @@ type process struct {
 	reason   cudaipc.LossReason // these two are readable once ending is closed
 	cause    error
 
-	clock atomic.Int64                     // ticks
-	pong  atomic.Int64                     // tick of the last answer to a ping
-	info  atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
-	begun time.Time
-	bound string // NUMA binding, or why there is none
-	over  bool   // under Mover.mu: its end is reported
+	clock     atomic.Int64                     // ticks
+	pong      atomic.Int64                     // tick of the last answer to a ping
+	info      atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
+	informing sync.Mutex                       // over a call of Informed
+	begun     time.Time
+	bound     string // NUMA binding, or why there is none
+	over      bool   // under Mover.mu: its end is reported
 
 	calls   calls
 	lanes   [lanes]lane

@@ -48,8 +48,11 @@ func (p *process) message(b []byte) error {
 	case msgInfo:
 		info := &cudaipc.CUDAInfo{}
 		err := m.read(info)
-		if p.info.Store(info); p.m.opts.Informed != nil {
-			p.m.opts.Informed(*info)
+		if p.info.Store(info); p.m.opts.Informed != nil && p.informing.TryLock() { // else the next report tells
+			p.m.processes.Go(func() {
+				defer p.informing.Unlock()
+				p.m.opts.Informed(*info)
+			})
 		}
 		if info.Lost != "" {
 			p.lose(cudaipc.LostDevice, errors.New(info.Lost))
