@@ -16,6 +16,12 @@ func TestFirstCopyAfterAPauseIsNotOverdue(t *testing.T) {
 	p.m.table.Init()
 	p.calls.init()
 	one := &peer{process: p}
+	if err := one.Prepare(&cudaipc.Import{Peer: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.m.table.Add(one); err != nil {
+		t.Fatal(err)
+	}
 	f := &cudaipc.Flight{Copy: &cudaipc.Copy{}}
 	stop := make(chan struct{})
 	defer close(stop)
@@ -28,7 +34,7 @@ func TestFirstCopyAfterAPauseIsNotOverdue(t *testing.T) {
 			}
 			p.clock.Add(1 + p.ticks(DefaultLimits.Copy))
 			one.begin(f)
-			p.lane(f).pending.Add(-1)
+			one.lane(f).pending.Add(-1)
 		}
 	}()
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {

@@ -142,6 +142,25 @@ func TestDeviceIsLostUnseen(t *testing.T) {
 	m.expectLost(1, cudaipc.LostDevice)
 }
 
+// TestCopyHangsBesideOthers expects a copy that does not end to cost the mover also while those of
+// another peer do.
+func TestCopyHangsBesideOthers(t *testing.T) {
+	t.Parallel()
+	m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Copy = hangsForTwo, time.Second })
+	m.attach(1)
+	m.attach(2)
+	hangs := m.submit(2, 1)[0]
+	for begin := time.Now(); m.done(m.submit(1, 1)[0]).Err == nil; {
+		if time.Since(begin) > testTimeout {
+			t.Fatalf("a copy hangs, and others have ended for %v", testTimeout)
+		}
+	}
+	if d := m.done(hangs); d.Err == nil {
+		t.Error("a copy that hung ended well")
+	}
+	m.expectLost(2, cudaipc.LostCopy)
+}
+
 // TestSlowListenerCostsNothing expects a mover to serve while the function that it informs waits,
 // as for a log that nobody reads.
 func TestSlowListenerCostsNothing(t *testing.T) {

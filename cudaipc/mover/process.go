@@ -42,11 +42,10 @@ type process struct {
 	over      bool   // under Mover.mu: its end is reported
 
 	calls   calls
-	lanes   [lanes]lane
 	closing atomic.Int32 // peers that are being closed
 }
 
-// lane counts the copies of one direction that are in a process.
+// lane counts the copies of one direction of a peer that are in its process.
 type lane struct{ pending, since atomic.Int64 } // since: the tick since which none has ended
 
 func (m *Mover) alive() (*process, error) {
