@@ -191,7 +191,7 @@ func (t *Table[P]) Done(ticket Ticket, timeout time.Duration) (Done, bool, error
 
 // Finish ends the copy of a ticket as another process says that it has ended, after a call of
 // ending: once it has ended, its caller may use the memory of the copy again.
-func (t *Table[P]) Finish(ticket Ticket, d Done, ending func(*Flight)) error {
+func (t *Table[P]) Finish(ticket Ticket, d Done, ending func(P, *Flight)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f := t.mu.flights[ticket]
@@ -203,7 +203,7 @@ func (t *Table[P]) Finish(ticket Ticket, d Done, ending func(*Flight)) error {
 		return fmt.Errorf("end of copy %d: %d bad, %d sums of %d blocks: %w", ticket, len(d.Bad), len(d.Sums),
 			blocks, ErrRange)
 	}
-	ending(f)
+	ending(t.mu.peers[f.peer.ID], f)
 	f.End = d
 	f.Finish()
 	return nil

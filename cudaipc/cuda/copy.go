@@ -4,6 +4,7 @@ package cuda
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,7 @@ type flight struct {
 	landed  time.Time   // when the copies ended; of a flight with sums
 
 	marking sync.Mutex // of bad blocks: its lane and the summers mark them
+	extents []extent   // by block; nil before the first fault
 }
 
 // sumBytes replaces chunkBytes and maxMerged for a gather with sums: it bounds what is left to
@@ -120,20 +122,42 @@ func (d *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 // lostWait is how long a waiting Done may miss that the device was lost.
 const lostWait = 50 * time.Millisecond
 
+// extent is where a block lies in the arena, and its first run.
+type extent struct {
+	from, to uint64
+	run      int
+}
+
 // fault marks the blocks with any of n bytes at an offset of the arena as bad: these did not
-// arrive, or could not be summed.
+// arrive, or could not be summed. There may be as many faults as runs.
 func (f *flight) fault(off, n uint64, err error) {
 	f.marking.Lock()
 	defer f.marking.Unlock()
+	if f.extents == nil {
+		f.measure()
+	}
+	for i, e := range f.extents {
+		if off >= e.to || off+n <= e.from || f.End.Bad != nil && f.End.Bad[i] {
+			continue
+		}
+		if slices.ContainsFunc(f.Copy.Runs[e.run:][:f.Copy.Blocks[i].Runs], func(r cudaipc.Run) bool {
+			return off < uint64(r.ArenaOff)+uint64(r.Len) && uint64(r.ArenaOff) < off+n
+		}) {
+			f.End.MarkBad(i, len(f.Copy.Blocks), err)
+		}
+	}
+}
+
+func (f *flight) measure() {
 	run := 0
 	for i := range f.Copy.Blocks {
+		e := extent{from: math.MaxUint64, run: run}
 		for range f.Copy.Blocks[i].Runs {
 			r := &f.Copy.Runs[run]
-			if from := uint64(r.ArenaOff); off < from+uint64(r.Len) && from < off+n {
-				f.End.MarkBad(i, len(f.Copy.Blocks), err)
-			}
+			e.from, e.to = min(e.from, uint64(r.ArenaOff)), max(e.to, uint64(r.ArenaOff)+uint64(r.Len))
 			run++
 		}
+		f.extents = append(f.extents, e)
 	}
 }
 

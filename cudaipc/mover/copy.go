@@ -34,19 +34,21 @@ func (m *Mover) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	return t, err
 }
 
-// begin notes that a flight was submitted. The table is locked.
+// begin notes that a flight was submitted. The table is locked, but supervise reads without it:
+// pending last.
 func (p *peer) begin(f *cudaipc.Flight) *process {
-	l := p.process.lane(f)
-	if l.pending.Add(1) == 1 {
+	l := p.lane(f)
+	if l.pending.Load() == 0 {
 		l.since.Store(p.process.clock.Load())
 	}
+	l.pending.Add(1)
 	return p.process
 }
 
 // finish ends the copy of a ticket with the mover's answer.
 func (p *process) finish(t cudaipc.Ticket, d cudaipc.Done) error {
-	err := p.m.table.Finish(t, d, func(f *cudaipc.Flight) {
-		l := p.lane(f)
+	err := p.m.table.Finish(t, d, func(of *peer, f *cudaipc.Flight) {
+		l := of.lane(f)
 		l.pending.Add(-1)
 		l.since.Store(p.clock.Load())
 	})
@@ -61,13 +63,13 @@ func (m *Mover) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, boo
 	return m.table.Done(t, timeout)
 }
 
-// A process has a lane for each direction of copies, and one for samples.
+// A peer has a lane for each direction of copies, and one for samples.
 const (
 	sampleLane = 2
 	lanes      = 3
 )
 
-func (p *process) lane(f *cudaipc.Flight) *lane {
+func (p *peer) lane(f *cudaipc.Flight) *lane {
 	if f.Copy == nil {
 		return &p.lanes[sampleLane]
 	}

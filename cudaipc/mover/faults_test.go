@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ const testTimeout = 30 * time.Second
 const (
 	hangsInCopy   = "hangs in Copy"
 	hangsInDone   = "hangs in Done"
+	hangsForTwo   = "hangs in Done of peer 2"
 	hangsInImport = "hangs in Import"
 	hangsInOpen   = "hangs in its opening"
 	slowInImport  = "imports slowly"
@@ -28,6 +30,7 @@ const (
 	hangsInPoll   = "hangs in Poll"
 	hangsInSum    = "hangs in Sum"
 	losesItself   = "says ErrLost"
+	lostUnseen    = "is lost after its first copy" // and only Info says so
 	doesNotOpen   = "does not open"
 	firesForAStep = "fires for steps alone" // events of waits without a step have not fired
 )
@@ -38,6 +41,7 @@ const slowImport = 300 * time.Millisecond
 type faulty struct {
 	cudaipc.Device
 	fault string
+	two   sync.Map // tickets of peer 2
 }
 
 // openFaulty returns OpenMoved and the devices above.
@@ -46,15 +50,36 @@ func openFaulty(s mover.Setup) (cudaipc.Device, error) {
 	switch fault {
 	case hangsInOpen:
 		select {}
-	case hangsInCopy, hangsInDone, hangsInImport, slowInImport, hangsInClose, hangsInPoll, hangsInSum, losesItself,
-		firesForAStep:
+	case hangsInCopy, hangsInDone, hangsForTwo, hangsInImport, slowInImport, hangsInClose, hangsInPoll, hangsInSum,
+		losesItself, firesForAStep:
 		s.Device = cudaipc.HostDevice
 		d, err := mover.Open(s)
-		return &faulty{d, fault}, err
+		return &faulty{Device: d, fault: fault}, err
+	case lostUnseen:
+		s.Device = cudaipc.HostDevice
+		d, err := mover.Open(s)
+		return &unseen{Device: d}, err
 	case doesNotOpen:
 		return nil, fmt.Errorf("on purpose: %w", cudaipc.ErrNoCUDA)
 	}
 	return mover.Open(s)
+}
+
+type unseen struct {
+	cudaipc.Device
+	lost atomic.Bool
+}
+
+func (u *unseen) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	u.lost.Store(true)
+	return u.Device.Copy(c)
+}
+
+func (u *unseen) Info() (i cudaipc.CUDAInfo) {
+	if u.lost.Load() {
+		i.Lost = "on purpose"
+	}
+	return i
 }
 
 func (f *faulty) is(fault string) {
@@ -65,7 +90,11 @@ func (f *faulty) is(fault string) {
 
 func (f *faulty) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	f.is(hangsInCopy)
-	return f.Device.Copy(c)
+	t, err := f.Device.Copy(c)
+	if c.Peer == 2 {
+		f.two.Store(t, nil)
+	}
+	return t, err
 }
 
 func (f *faulty) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
@@ -75,6 +104,9 @@ func (f *faulty) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 
 func (f *faulty) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
 	f.is(hangsInDone)
+	if _, two := f.two.Load(t); two {
+		f.is(hangsForTwo)
+	}
 	if f.fault == losesItself {
 		return cudaipc.Done{}, false, fmt.Errorf("on purpose: %w", cudaipc.ErrLost)
 	}

@@ -132,6 +132,61 @@ func TestStoppedMoverIsWaitedFor(t *testing.T) {
 	}
 }
 
+// TestDeviceIsLostUnseen expects a device that is lost while nothing calls it to cost the mover.
+func TestDeviceIsLostUnseen(t *testing.T) {
+	t.Parallel()
+	m := newFixture(t, func(o *mover.Options) { o.Device = lostUnseen })
+	m.attach(1)
+	m.done(m.submit(1, 1)[0])
+	m.told(1)
+	m.expectLost(1, cudaipc.LostDevice)
+}
+
+// TestCopyHangsBesideOthers expects a copy that does not end to cost the mover also while those of
+// another peer do.
+func TestCopyHangsBesideOthers(t *testing.T) {
+	t.Parallel()
+	m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Copy = hangsForTwo, time.Second })
+	m.attach(1)
+	m.attach(2)
+	hangs := m.submit(2, 1)[0]
+	for begin := time.Now(); m.done(m.submit(1, 1)[0]).Err == nil; {
+		if time.Since(begin) > testTimeout {
+			t.Fatalf("a copy hangs, and others have ended for %v", testTimeout)
+		}
+	}
+	if d := m.done(hangs); d.Err == nil {
+		t.Error("a copy that hung ended well")
+	}
+	m.expectLost(2, cudaipc.LostCopy)
+}
+
+// TestSlowListenerCostsNothing expects a mover to serve while the function that it informs waits,
+// as for a log that nobody reads.
+func TestSlowListenerCostsNothing(t *testing.T) {
+	t.Parallel()
+	waits, read := make(chan struct{}, 100), make(chan struct{})
+	m := newFixture(t, func(o *mover.Options) {
+		o.Device, o.Limits.Ping = lostUnseen, 2*time.Second
+		o.Informed = func(cudaipc.CUDAInfo) {
+			waits <- struct{}{}
+			<-read
+		}
+	})
+	defer close(read)
+	m.attach(1)
+	<-waits
+	m.attach(2)
+	for id := range cudaipc.PeerID(2) {
+		if err := m.mover.Close(id + 1); err != nil {
+			t.Error(err)
+		}
+	}
+	if lost := m.mover.Movers()[0].Lost[cudaipc.LostPing]; lost != 0 {
+		t.Errorf("%d movers were lost", lost)
+	}
+}
+
 // TestMoverHangs expects a device call that does not return to cost only the mover, within its
 // limit.
 func TestMoverHangs(t *testing.T) {

@@ -25,7 +25,7 @@ type Options struct {
 	ArenaFD   int          // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after New
 	ArenaSize int64        // bytes
 	// Informed receives the state of a GPU's device from time to time, one call at a time for
-	// each process, and returns soon; may be nil.
+	// each process; may be nil.
 	Informed func(cudaipc.CUDAInfo)
 	// AskEvents makes Poll ask the process for events. Events of a GPU's peers are always asked
 	// there; the host's are words that the agent reads by itself.
@@ -59,7 +59,7 @@ type Limits struct {
 	Cancel time.Duration
 	Close  time.Duration // one Close, mostly of a dead engine's memory, which must be free within 2 s
 	Poll   time.Duration // one Poll
-	Copy   time.Duration // from one end of a copy to the next, in a direction with copies in flight
+	Copy   time.Duration // from one end of a copy to the next, of a peer and direction with copies in flight
 	Steady time.Duration // a mover that lived so long did not fail at its start
 	// Again is the pause before a start after the second failure in a row; it doubles each time.
 	Again  time.Duration

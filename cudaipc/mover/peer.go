@@ -13,6 +13,7 @@ type peer struct {
 	asks    bool        // its events are asked in the mover
 	lost    func(error) // Import.Lost
 	process *process
+	lanes   [lanes]lane
 }
 
 // Import opens the regions of a peer in the mover, all or none.

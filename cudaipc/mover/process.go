@@ -33,19 +33,19 @@ type process struct {
 	reason   cudaipc.LossReason // these two are readable once ending is closed
 	cause    error
 
-	clock atomic.Int64                     // ticks
-	pong  atomic.Int64                     // tick of the last answer to a ping
-	info  atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
-	begun time.Time
-	bound string // NUMA binding, or why there is none
-	over  bool   // under Mover.mu: its end is reported
+	clock     atomic.Int64                     // ticks
+	pong      atomic.Int64                     // tick of the last answer to a ping
+	info      atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
+	informing sync.Mutex                       // over a call of Informed
+	begun     time.Time
+	bound     string // NUMA binding, or why there is none
+	over      bool   // under Mover.mu: its end is reported
 
 	calls   calls
-	lanes   [lanes]lane
 	closing atomic.Int32 // peers that are being closed
 }
 
-// lane counts the copies of one direction that are in a process.
+// lane counts the copies of one direction of a peer that are in its process.
 type lane struct{ pending, since atomic.Int64 } // since: the tick since which none has ended
 
 func (m *Mover) alive() (*process, error) {

@@ -48,9 +48,9 @@ func (m *Mover) lastLoss() error {
 func (m *Mover) Movers() []cudaipc.MoverState {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	h := &m.mu.history
+	h, peers := &m.mu.history, m.table.All()
 	s := cudaipc.MoverState{
-		Name: m.opts.Name, Device: m.opts.Device, Peers: len(m.table.All()), Starts: h.starts,
+		Name: m.opts.Name, Device: m.opts.Device, Peers: len(peers), Starts: h.starts,
 		Requests: m.requests.Load(), Lost: maps.Clone(h.lost),
 		NextStartMS: max(time.Until(h.notBefore).Milliseconds(), 0),
 	}
@@ -64,7 +64,11 @@ func (m *Mover) Movers() []cudaipc.MoverState {
 	if proc := m.mu.process; proc != nil && proc.cmd.Process != nil {
 		s.PID, s.Running, s.Node = proc.cmd.Process.Pid, true, proc.bound
 		s.UpSeconds = time.Since(proc.begun).Seconds()
-		s.Copies = int(proc.lanes[cudaipc.Gather].pending.Load() + proc.lanes[cudaipc.Scatter].pending.Load())
+		for _, p := range peers {
+			if p.process == proc {
+				s.Copies += int(p.lanes[cudaipc.Gather].pending.Load() + p.lanes[cudaipc.Scatter].pending.Load())
+			}
+		}
 		if info := proc.info.Load(); info != nil {
 			s.GPU = info
 		}

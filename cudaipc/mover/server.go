@@ -35,6 +35,7 @@ type server struct {
 	ending  chan struct{}  // closed when no more requests are taken
 	running sync.WaitGroup // requests, and copies
 	starts  chan func()    // of copies; while it is full, no more is read
+	last    sync.Map       // by inOrder: closed when the end of its last copy is sent
 
 	opened atomic.Pointer[cudaipc.Device] // nil until the setup is done, and after the device was closed
 }

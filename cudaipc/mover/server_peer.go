@@ -77,8 +77,8 @@ func (s *server) copy(m *message) error {
 	if err := takeCopy(m, c); err != nil {
 		return err
 	}
-	s.begin(m.number, len(c.Blocks), c.Sum, func(d cudaipc.Device) (cudaipc.Ticket, error) { return d.Copy(c) },
-		func() { copies.Put(c) })
+	s.begin(m.number, inOrder{c.Peer, int(c.Dir)}, len(c.Blocks), c.Sum,
+		func(d cudaipc.Device) (cudaipc.Ticket, error) { return d.Copy(c) }, func() { copies.Put(c) })
 	return nil
 }
 
@@ -88,21 +88,34 @@ func (s *server) sum(m *message) error {
 	if err := m.read(sample); err != nil {
 		return err
 	}
-	s.begin(m.number, len(sample.Blocks), true, func(d cudaipc.Device) (cudaipc.Ticket, error) { return d.Sum(sample) },
-		func() {})
+	s.begin(m.number, inOrder{sample.Peer, sampleLane}, len(sample.Blocks), true,
+		func(d cudaipc.Device) (cudaipc.Ticket, error) { return d.Sum(sample) }, func() {})
 	return nil
+}
+
+// inOrder names copies whose ends are sent in their order, which is the one in which they end: if
+// the process dies, those after one that is lost are lost too.
+type inOrder struct {
+	peer cudaipc.PeerID
+	lane int
 }
 
 // begin has the starter begin a copy or a sample, and reports its end under the agent's ticket. A
 // copy that the device refused has only bad blocks.
-func (s *server) begin(number uint64, blocks int, sums bool, start func(cudaipc.Device) (cudaipc.Ticket, error),
-	over func()) {
+func (s *server) begin(number uint64, of inOrder, blocks int, sums bool,
+	start func(cudaipc.Device) (cudaipc.Ticket, error), over func()) {
 	s.starts <- func() {
 		d, ticket, err := s.device(), cudaipc.Ticket(0), errNoSetup
 		if d != nil {
 			ticket, err = start(d)
 		}
+		sent := make(chan struct{})
+		before, _ := s.last.Swap(of, sent)
 		s.running.Go(func() {
+			defer func() {
+				close(sent)
+				s.last.CompareAndDelete(of, sent)
+			}()
 			end, ok := cudaipc.Done{}, false
 			for err == nil && !ok { // without a limit: the agent has one
 				end, ok, err = d.Done(ticket, copyWait)
@@ -114,6 +127,9 @@ func (s *server) begin(number uint64, blocks int, sums bool, start func(cudaipc.
 				end = cudaipc.AllBad(blocks, sums, err)
 			} else {
 				over()
+			}
+			if before, waits := before.(chan struct{}); waits {
+				<-before
 			}
 			_ = s.send(putDone(cudaipc.Ticket(number), &end)) // as in answer
 		})

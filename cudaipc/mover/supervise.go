@@ -48,8 +48,14 @@ func (p *process) message(b []byte) error {
 	case msgInfo:
 		info := &cudaipc.CUDAInfo{}
 		err := m.read(info)
-		if p.info.Store(info); p.m.opts.Informed != nil {
-			p.m.opts.Informed(*info)
+		if p.info.Store(info); p.m.opts.Informed != nil && p.informing.TryLock() { // else the next report tells
+			p.m.processes.Go(func() {
+				defer p.informing.Unlock()
+				p.m.opts.Informed(*info)
+			})
+		}
+		if info.Lost != "" {
+			p.lose(cudaipc.LostDevice, errors.New(info.Lost))
 		}
 		return err
 	case msgLost:
@@ -106,9 +112,13 @@ func (p *process) overdue(now int64) (cudaipc.LossReason, error) {
 	if call := p.calls.overdue(now); call != nil {
 		return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, p.m.errorHint())
 	}
-	for i := range p.lanes {
-		if l := &p.lanes[i]; l.pending.Load() > 0 && now-l.since.Load() > p.ticks(limits.Copy) {
-			return cudaipc.LostCopy, fmt.Errorf("no copy ended within %v%s", limits.Copy, p.m.errorHint())
+	for _, one := range p.m.table.All() {
+		for i := range one.lanes {
+			l := &one.lanes[i]
+			if one.process == p && l.pending.Load() > 0 && now-l.since.Load() > p.ticks(limits.Copy) {
+				return cudaipc.LostCopy, fmt.Errorf("no copy of peer %d ended within %v%s", one.ID, limits.Copy,
+					p.m.errorHint())
+			}
 		}
 	}
 	return "", nil

@@ -26,12 +26,18 @@ static void lock_init(pthread_mutex_t *m) {
 	pthread_mutexattr_destroy(&a);
 }
 
+// fire_on_death is the same in all processes of a machine.
+static int fire_on_death(void) {
+	const char *ending = getenv("SOFTCUDA_EVENTS_ON_DEATH");
+	return ending && !strcmp(ending, "fire");
+}
+
 int machine_open(void) {
 	const char *dir = getenv("SOFTCUDA_DIR");
 	if (dir && *dir)
 		snprintf(folder, sizeof folder, "%s", dir);
 	else
-		snprintf(folder, sizeof folder, "/dev/shm/softcuda.%u", getuid());
+		snprintf(folder, sizeof folder, "/dev/shm/softcuda.%u%s", getuid(), fire_on_death() ? ".fire" : "");
 	mkdir(folder, 0700);
 	char path[300];
 	snprintf(path, sizeof path, "%s/machine", folder);
@@ -120,8 +126,7 @@ void event_fire(shared_event *e, uint64_t upto) {
 
 // event_on_death ends a pending event of a process that died: it fires or never does.
 static void event_on_death(shared_event *e) {
-	const char *ending = getenv("SOFTCUDA_EVENTS_ON_DEATH");
-	if (ending && !strcmp(ending, "fire"))
+	if (fire_on_death())
 		event_fire(e, atomic_load(&e->recorded));
 	e->owner = -1;
 	atomic_store(&e->destroyed, 1);
