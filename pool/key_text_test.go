@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"bytes"
 	"testing"
 )
 
@@ -26,33 +25,5 @@ func TestKeyText(t *testing.T) {
 	longest := Key{Group: 255, Shard: 255, Hash: MakeHash(make([]byte, MaxHashLen))}
 	if n := len(longest.Text()); n != MaxKeyText {
 		t.Errorf("the longest text has %d bytes, MaxKeyText is %d", n, MaxKeyText)
-	}
-}
-
-func TestValueHeader(t *testing.T) {
-	k, data := textKey(), []byte("the bytes of a block")
-	header := AppendValueHeader(nil, &k, data)
-	if err := CheckValue(header, &k, data); err != nil {
-		t.Fatal(err)
-	}
-	for i := range header {
-		bad := bytes.Clone(header)
-		bad[i] ^= 1
-		if CheckValue(bad, &k, data) == nil {
-			t.Errorf("a wrong byte %d of the header is not seen", i)
-		}
-	}
-	for i := range data {
-		bad := bytes.Clone(data)
-		bad[i] ^= 0x80
-		if CheckValue(header, &k, bad) == nil {
-			t.Errorf("a wrong byte %d of the data is not seen", i)
-		}
-	}
-	other := k
-	other.Shard++
-	if CheckValue(header, &other, data) == nil || CheckValue(header, &k, data[1:]) == nil ||
-		CheckValue(header[1:], &k, data) == nil {
-		t.Error("another key, length or header passes")
 	}
 }

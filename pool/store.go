@@ -6,7 +6,7 @@ import "context"
 type Item struct {
 	Key    Key
 	Parent Hash   // Put: hash of the block before it; Len 0 at the start of a prompt
-	Data   []byte // Put: the bytes. Get: the destination, whose length must be the stored one
+	Data   []byte // Put: the bytes, at least one. Get: the destination, whose length must be the stored one
 	Status Status
 }
 
@@ -21,8 +21,9 @@ type Usage struct {
 // implementation MUST:
 //
 // - accept batches from several goroutines at once;
-// - never return a partial shard, and return exactly the bytes that were put under a key, or a
-// status other than OK;
+// - never return a partial shard, and return the bytes that were put under a key, or a status other
+// than OK; what others change in a shared store is found by the caller, whose values have a header
+// with their sum (tier/transit);
 // - set every item's Status when it returns nil, and return an error only if the whole batch was
 // not tried, or was cut off by ctx (statuses already decided stay);
 // - treat a second Put of a key as Exists, and keep the first;

@@ -6,11 +6,11 @@
 //	  │                                  │
 //	  └── arena and bounce memory ───────┴── TCP or RDMA ──▶ segments of other nodes
 //
-// A value is pool.ValueHeader and the bytes under {prefix}{key}, where {key} is pool.Key.Text. The
-// helper reads and writes data inside Options.Arena in place; other data is copied through the
-// bounce memory. When a context ends, a helper that works on the request continues, and the request
-// keeps its place and its share of the bounce memory until the helper answers, or is killed after
-// Options.Silence and reaped. A caller whose data is in the arena learns that from pool.InUse.
+// A value is under {prefix}{key}, where {key} is pool.Key.Text. The helper reads and writes data
+// inside Options.Arena in place; other data is copied through the bounce memory. When a context
+// ends, a helper that works on the request continues, and the request keeps its place and its share
+// of the bounce memory until the helper answers, or is killed after Options.Silence and reaped. A
+// caller whose data is in the arena learns that from pool.InUse.
 package mooncake
 
 import (
@@ -215,7 +215,6 @@ const (
 	countLate            // requests whose caller left while the helper worked in the arena
 	countErrors          // requests that Mooncake did not answer
 	countFull            // blocks refused because there was no room
-	countCorrupt         // blocks that did not verify and were deleted
 	countFailed          // blocks that Mooncake refused for another reason
 	countLarge           // blocks outside the arena too large for the bounce memory
 	countInPlace         // bytes put and got in the arena
@@ -227,7 +226,7 @@ const (
 var countNames = [counts]string{
 	countStarts: "helper_starts", countDeaths: "helper_deaths", countKills: "helper_kills",
 	countReplaced: "helpers_replaced", countLate: "late", countErrors: "unanswered", countFull: "full",
-	countCorrupt: "corrupt", countFailed: "refused", countLarge: "too_large", countInPlace: "bytes_in_place",
+	countFailed: "refused", countLarge: "too_large", countInPlace: "bytes_in_place",
 	countCopied: "bytes_copied",
 }
 

@@ -91,9 +91,9 @@ func (o *Options) complete() error {
 		o.checkAddresses(),
 		remote.Between("mooncake", "Prefix", len(o.Prefix), 1, MaxPrefix),
 	)
-	if err == nil && o.share() <= dataAt {
-		err = fmt.Errorf("mooncake: Bounce is %d bytes for %d concurrent requests, allowed: more than %d for each",
-			o.Bounce, o.Concurrency, dataAt)
+	if err == nil && o.share() < valueAlign {
+		err = fmt.Errorf("mooncake: Bounce is %d bytes for %d concurrent requests, allowed: at least %d for each",
+			o.Bounce, o.Concurrency, valueAlign)
 	}
 	return err
 }

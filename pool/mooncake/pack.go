@@ -10,11 +10,10 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// Layout of a request's share: its headers, then the data of values that are not in the arena.
+// Sizes of values, bytes: what copies of them begin at a multiple of, and the largest.
 const (
-	dataAt     = maxKeys * pool.ValueHeader
 	valueAlign = 64
-	maxValue   = 1<<32 - 1 // bytes; the header has 32 bits for it
+	maxValue   = 1<<32 - 1
 )
 
 func (s *Store) name(k *pool.Key) string { return remote.Name(s.o.Prefix, k) }
@@ -32,16 +31,15 @@ type packed struct {
 func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 	var p packed
 	seen := make(map[string]bool, min(len(items), maxKeys))
-	header, data := int64(share)*s.o.share(), int64(share)*s.o.share()+dataAt
-	end := int64(share+1) * s.o.share()
+	data, end := int64(share)*s.o.share(), int64(share+1)*s.o.share()
 	for i := range items {
 		it := &items[i]
-		if !remote.Valid(&it.Key) || int64(len(it.Data)) > maxValue {
+		if !remote.Valid(&it.Key) || len(it.Data) == 0 || int64(len(it.Data)) > maxValue {
 			it.Status = pool.Invalid
 			p.taken++
 			continue
 		}
-		at := place{Key: s.name(&it.Key), Header: header, Area: areaArena, Length: int64(len(it.Data))}
+		at := place{Key: s.name(&it.Key), Area: areaArena, Length: int64(len(it.Data))}
 		var inside bool
 		if at.Offset, inside = s.o.Arena.offset(it.Data); !inside {
 			at.Area, at.Offset = areaBounce, data
@@ -50,7 +48,7 @@ func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 			return p
 		}
 		if !inside && at.Length > end-data {
-			if at.Length <= s.o.share()-dataAt {
+			if at.Length <= s.o.share() {
 				return p
 			}
 			it.Status = status
@@ -63,14 +61,11 @@ func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 		}
 		it.Status = status
 		seen[at.Key] = true
-		header += pool.ValueHeader
 		p.taken, p.arena = p.taken+1, p.arena || inside
 		p.items, p.places = append(p.items, it), append(p.places, at)
 	}
 	return p
 }
-
-func (s *Store) header(at *place) []byte { return s.bounce.Base[at.Header:][:pool.ValueHeader] }
 
 // copied returns the bounce memory of a value, or nil if the value is in the arena.
 func (s *Store) copied(at *place) []byte {
@@ -102,9 +97,8 @@ func (s *Store) transfer(
 			continue
 		}
 		for i, it := range p.items {
-			if at := &p.places[i]; op == opPut {
-				pool.AppendValueHeader(s.header(at)[:0], &it.Key, it.Data)
-				copy(s.copied(at), it.Data)
+			if op == opPut {
+				copy(s.copied(&p.places[i]), it.Data)
 			}
 		}
 		codes, err := s.call(ctx, h, len(p.items), p.arena, &request{

@@ -31,29 +31,17 @@ func (s *Store) settlePut(h *helper, it *pool.Item, _ *place, code int64) {
 
 var errFull = errors.New("mooncake: no segment has room")
 
-// Get implements pool.Store. An item that Mooncake did not return is Missing.
+// Get implements pool.Store. An item that Mooncake did not return is Missing, one of another length
+// Corrupt.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
-	var bad []pool.Key
-	err := s.transfer(ctx, opGet, items, pool.Missing, func(_ *helper, it *pool.Item, at *place, code int64) {
-		if s.settleGet(it, at, code); it.Status == pool.Corrupt {
-			bad = append(bad, it.Key)
-		}
-	})
-	if len(bad) > 0 {
-		s.count[countCorrupt].Add(uint64(len(bad)))
-		_ = s.Delete(ctx, bad) // so that they can be stored again; a failure does not change the status
-	}
-	return err
+	return s.transfer(ctx, opGet, items, pool.Missing, s.settleGet)
 }
 
-// settleGet sets an item's status: Corrupt if it does not verify or has another length.
-func (s *Store) settleGet(it *pool.Item, at *place, code int64) {
+func (s *Store) settleGet(_ *helper, it *pool.Item, at *place, code int64) {
 	switch {
-	case code == pool.ValueHeader+at.Length:
+	case code == at.Length:
 		copy(it.Data, s.copied(at))
-		if it.Status = pool.OK; pool.CheckValue(s.header(at), &it.Key, it.Data) != nil {
-			it.Status = pool.Corrupt
-		}
+		it.Status = pool.OK
 	case code >= 0 || code == codeWrongLength:
 		it.Status = pool.Corrupt
 	case code != codeNotFound && code != codeGone && code != codeNotReady:

@@ -65,10 +65,10 @@ type (
 		Keys []string
 	}
 
-	// place is where a value is: its header in the bounce memory, its data in an area.
+	// place is where a value is in an area.
 	place struct {
-		Key                          string
-		Header, Area, Offset, Length int64 // but for the area: bytes
+		Key                  string
+		Area, Offset, Length int64 // but for the area: bytes
 	}
 
 	// reply is the answer to a request: a code for each key.

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-
-	"github.com/kvagent/kvagent/pool"
 )
 
 // allowance bounds the answer to a command.
@@ -23,7 +21,7 @@ func allowed(words *[maxWords]word) allowance {
 	case "GETRANGE":
 		from, _ := integer(words[2].text())
 		to, _ := integer(words[3].text())
-		return allowance{bytes: min(max(to-from, 0), maxValue+pool.ValueHeader) + 1 + slack}
+		return allowance{bytes: min(max(to-from, 0), maxValue) + 1 + slack}
 	case "HELLO":
 		return allowance{bytes: 64 << 10, elements: 1 << 10}
 	case "CLUSTER":

@@ -1,8 +1,8 @@
 // Package redis keeps blocks in Redis or Valkey: one server, a cluster, or servers named by
 // sentinels. Many agents may share them.
 //
-// A value is pool.ValueHeader and the bytes under {prefix}{key}, where {key} is pool.Key.Text. It
-// is stored if there is none (SET NX), so the first of two writers wins.
+// A value is under {prefix}{key}, where {key} is pool.Key.Text. It is stored if there is none (SET
+// NX), so the first of two writers wins.
 package redis
 
 import (

@@ -57,12 +57,12 @@ func TestFaultyStore(t *testing.T) {
 	})
 }
 
-// TestSizes stores values of no byte, of one and of some MiB; a second store reads them.
+// TestSizes stores values of one byte and of some MiB; a second store reads them.
 func TestSizes(t *testing.T) {
 	server := servertest.Redis(t)
 	a := openOn(t, Options{Addresses: []string{server.Addr}, BatchBytes: 1 << 20})
 	b := openOn(t, Options{Addresses: []string{server.Addr}})
-	items := []pool.Item{pooltest.Block(0, 0), pooltest.Block(1, 1), pooltest.Block(2, 1<<20), pooltest.Block(3, 3<<20)}
+	items := []pool.Item{pooltest.Block(1, 1), pooltest.Block(2, 1<<20), pooltest.Block(3, 3<<20)}
 	pooltest.Put(t, a, pool.OK, items...)
 	pooltest.Put(t, b, pool.Exists, items...)
 	pooltest.Want(t, b, pool.OK, items...)
@@ -112,34 +112,22 @@ func TestRace(t *testing.T) {
 	pooltest.Want(t, s, pool.OK, it)
 }
 
-// TestDamage expects a changed value and a foreign value not to be delivered, and the block to be
-// stored again.
-func TestDamage(t *testing.T) {
+// TestOtherLength expects a value of another length, or type, that another client wrote not to be
+// delivered.
+func TestOtherLength(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}})
-	for name, damage := range map[string][]string{
-		"a changed byte":   {"SETRANGE", "%s", "100", "x"},
-		"a changed header": {"SETRANGE", "%s", "9", "\xff"},
-		"cut":              {"SET", "%s", "kvagent"},
-		"somebody else's":  {"SET", "%s", strings.Repeat("z", 200<<10)},
-		"another type":     {"LPUSH", "%s!", "x"},
+	for want, command := range map[pool.Status][]string{
+		pool.Corrupt: {"SET", "%s", "cut"}, pool.Missing: {"LPUSH", "%s", "another type"},
 	} {
-		it := pooltest.Block(len(name), 192<<10)
-		pooltest.Put(t, s, pool.OK, it)
-		if strings.HasSuffix(damage[1], "!") {
-			if _, err := s.do(t.Context(), [][]string{{"UNLINK", s.name(&it.Key)}}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		command := append([]string{damage[0], s.name(&it.Key)}, damage[2:]...)
+		it := pooltest.Block(int(want), 192<<10)
+		command[1] = s.name(&it.Key)
 		if _, err := s.do(t.Context(), [][]string{command}); err != nil {
 			t.Fatal(err)
 		}
-		if got := pooltest.Get(t, s, it)[0]; got == pool.OK {
-			t.Errorf("%s: delivered", name)
-		}
-		if strings.HasSuffix(damage[1], "!") {
-			continue // it is not ours to delete
+		pooltest.Want(t, s, want, it)
+		if err := s.Delete(t.Context(), []pool.Key{it.Key}); err != nil {
+			t.Fatal(err)
 		}
 		pooltest.Put(t, s, pool.OK, it)
 		pooltest.Want(t, s, pool.OK, it)

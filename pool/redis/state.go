@@ -11,18 +11,16 @@ import (
 
 // Counts of a store since it was opened.
 const (
-	countDials   = iota // first connections that failed
-	countErrors         // pipelines without an answer
-	countFull           // blocks refused because of maxmemory
-	countCorrupt        // blocks that did not verify and were deleted
-	countFailed         // commands that the server refused for another reason
+	countDials  = iota // first connections that failed
+	countErrors        // pipelines without an answer
+	countFull          // blocks refused because of maxmemory
+	countFailed        // commands that the server refused for another reason
 	counts
 )
 
 // countNames are their names in reports.
 var countNames = [counts]string{
-	countDials: "dials_failed", countErrors: "unanswered", countFull: "full", countCorrupt: "corrupt",
-	countFailed: "refused",
+	countDials: "dials_failed", countErrors: "unanswered", countFull: "full", countFailed: "refused",
 }
 
 var _ pool.Reporter = (*Store)(nil)

@@ -10,8 +10,8 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-// maxValue bounds the bytes of a block: a Redis string has at most 512 MiB.
-const maxValue = 512<<20 - pool.ValueHeader
+// maxValue bounds a value, bytes: a Redis string has at most 512 MiB.
+const maxValue = 512 << 20
 
 func (s *Store) name(k *pool.Key) string { return remote.Name(s.o.Prefix, k) }
 
@@ -57,9 +57,8 @@ func (s *Store) putBatch(ctx context.Context, items []*pool.Item) error {
 	commands := make([][]string, len(items))
 	for i, it := range items {
 		it.Status = pool.Busy
-		value := pool.AppendValueHeader(make([]byte, 0, pool.ValueHeader+len(it.Data)), &it.Key, it.Data)
-		value = append(value, it.Data...)
-		commands[i] = []string{"SET", s.name(&it.Key), rueidis.BinaryString(value), "NX"}
+		// A copy, since the client may still send it after ctx has ended.
+		commands[i] = []string{"SET", s.name(&it.Key), string(it.Data), "NX"}
 		if it.Key.Space != pool.EpochMarkers {
 			commands[i] = append(commands[i], "PX", strconv.FormatInt(s.o.TTL.Milliseconds(), 10))
 		}
@@ -82,50 +81,36 @@ func (s *Store) putBatch(ctx context.Context, items []*pool.Item) error {
 	return err
 }
 
-// Get implements pool.Store. An item that the server refused is Missing.
+// Get implements pool.Store. An item that the server refused is Missing, one of another length
+// Corrupt.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return s.batches(ctx, items, s.getBatch)
 }
 
-// getBatch deletes values that do not verify or have another length, so they can be stored again.
 func (s *Store) getBatch(ctx context.Context, items []*pool.Item) error {
 	commands := make([][]string, len(items))
 	for i, it := range items {
 		it.Status = pool.Missing
-		commands[i] = readTo(s.name(&it.Key), pool.ValueHeader+len(it.Data)) // one byte more than it should have
+		commands[i] = readTo(s.name(&it.Key), len(it.Data)) // one byte more than it should have
 	}
 	results, err := s.do(ctx, commands)
 	if err != nil {
 		return err
 	}
-	var bad []pool.Key
 	for i, it := range items {
 		value, err := results[i].ToString()
 		switch {
 		case err != nil:
 			s.count[countFailed].Add(1)
 		case value == "": // as if it were missing
-		case deliver(it, value):
-			it.Status = pool.OK
-		default:
+		case len(value) != len(it.Data):
 			it.Status = pool.Corrupt
-			s.count[countCorrupt].Add(1)
-			bad = append(bad, it.Key)
+		default:
+			copy(it.Data, value)
+			it.Status = pool.OK
 		}
 	}
-	if err := s.Delete(ctx, bad); ctx.Err() != nil {
-		return err
-	}
 	return nil // the status of every item is known
-}
-
-// deliver copies a value to its item, and reports whether it verifies.
-func deliver(it *pool.Item, value string) bool {
-	if len(value) != pool.ValueHeader+len(it.Data) {
-		return false
-	}
-	copy(it.Data, value[pool.ValueHeader:])
-	return pool.CheckValue([]byte(value[:pool.ValueHeader]), &it.Key, it.Data) == nil
 }
 
 // Exists implements pool.Store: OK or Missing. It does not verify the value.

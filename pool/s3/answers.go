@@ -69,10 +69,11 @@ func (a *answer) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// errDamaged is wrapped by the error for an object that is not what was stored.
-var errDamaged = errors.New("damaged")
+// errLength is the error for an object of another length than asked for.
+var errLength = errors.New("s3: another length")
 
-// Get implements pool.Store. An item that the service did not return is Missing.
+// Get implements pool.Store. An item that the service did not return is Missing, one of another
+// length Corrupt.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return s.each(ctx, len(items), func(i int) error {
 		it := &items[i]
@@ -82,10 +83,8 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 			return nil
 		}
 		err := s.get(ctx, it)
-		if errors.Is(err, errDamaged) {
+		if errors.Is(err, errLength) {
 			it.Status = pool.Corrupt
-			s.count[countCorrupt].Add(1)
-			_ = s.remove(ctx, &it.Key) // so that it can be stored again; a failure does not change the status
 			return nil
 		}
 		switch s.judgeRead(ctx, err) {
@@ -98,38 +97,25 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	})
 }
 
-// get reads an object, and no more of it than it should have.
+// get reads an object. It asks for one byte more than the object should have.
 func (s *Store) get(ctx context.Context, it *pool.Item) error {
 	var o minio.GetObjectOptions
-	want := int64(pool.ValueHeader + len(it.Data))
-	if err := o.SetRange(0, want-1); err != nil {
+	if err := o.SetRange(0, int64(len(it.Data))); err != nil {
 		return err
 	}
 	r, info, _, err := s.core.GetObject(ctx, s.o.Bucket, s.name(&it.Key), o)
 	if minio.ToErrorResponse(err).StatusCode == http.StatusRequestedRangeNotSatisfiable {
-		return fmt.Errorf("%w: empty", errDamaged)
+		return errLength // it is empty
 	}
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	if info.Size != want {
-		return fmt.Errorf("%w: %d bytes of the first %d", errDamaged, info.Size, want)
+	if info.Size != int64(len(it.Data)) {
+		return errLength
 	}
-	header := make([]byte, pool.ValueHeader)
-	if _, err := io.ReadFull(r, header); err != nil {
-		return err
-	}
-	if err := pool.CheckValueHeader(header, &it.Key, len(it.Data)); err != nil {
-		return fmt.Errorf("%w: %w", errDamaged, err)
-	}
-	if _, err := io.ReadFull(r, it.Data); err != nil {
-		return err
-	}
-	if err := pool.CheckValue(header, &it.Key, it.Data); err != nil {
-		return fmt.Errorf("%w: %w", errDamaged, err)
-	}
-	return nil
+	_, err = io.ReadFull(r, it.Data)
+	return err
 }
 
 // Put implements pool.Store. Busy is an item that the service did not take.
@@ -137,7 +123,7 @@ func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 	return s.each(ctx, len(items), func(i int) error {
 		it := &items[i]
 		it.Status = pool.Busy
-		if !remote.Valid(&it.Key) || int64(len(it.Data)) > maxValue-pool.ValueHeader {
+		if !remote.Valid(&it.Key) || int64(len(it.Data)) > maxValue {
 			it.Status = pool.Invalid
 			return nil
 		}
@@ -151,14 +137,13 @@ func (s *Store) put(ctx context.Context, it *pool.Item) error {
 			return err
 		}
 	}
-	body := &body{rest: [2][]byte{pool.AppendValueHeader(nil, &it.Key, it.Data), it.Data}}
+	body := &body{rest: it.Data}
 	defer body.end()
 	o := minio.PutObjectOptions{ContentType: "application/octet-stream", DisableMultipart: true}
 	if !s.plain.Load() {
 		o.SetMatchETagExcept("*")
 	}
-	size := int64(pool.ValueHeader + len(it.Data))
-	_, err := s.core.Client.PutObject(ctx, s.o.Bucket, s.name(&it.Key), body, size, o)
+	_, err := s.core.Client.PutObject(ctx, s.o.Bucket, s.name(&it.Key), body, int64(len(it.Data)), o)
 	switch s.judge(ctx, err) {
 	case done:
 		it.Status = pool.OK
@@ -196,7 +181,7 @@ func (s *Store) there(ctx context.Context, it *pool.Item) (bool, error) {
 // caller of Put, even if the transport still asks for it.
 type body struct {
 	mu   sync.Mutex
-	rest [2][]byte
+	rest []byte
 	over bool
 }
 
@@ -208,10 +193,8 @@ func (b *body) Read(p []byte) (n int, err error) {
 	if b.over {
 		return 0, errOver
 	}
-	for i := range b.rest {
-		got := copy(p[n:], b.rest[i])
-		n, b.rest[i] = n+got, b.rest[i][got:]
-	}
+	n = copy(p, b.rest)
+	b.rest = b.rest[n:]
 	if n == 0 && len(p) > 0 {
 		return 0, io.EOF
 	}
@@ -221,5 +204,5 @@ func (b *body) Read(p []byte) (n int, err error) {
 func (b *body) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.over, b.rest = true, [2][]byte{}
+	b.over, b.rest = true, nil
 }

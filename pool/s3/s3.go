@@ -1,8 +1,8 @@
 // Package s3 keeps blocks in an S3 bucket, which many agents may share. Each shard of a block is
 // one object named {prefix}blocks/{key}, where {key} is pool.Key.Text. Markers of resets are named
-// {prefix}resets/{key}, so that a lifecycle rule can let blocks alone expire. An object is
-// pool.ValueHeader followed by the bytes. It is written only if it does not exist (If-None-Match),
-// so the first writer wins, and it is visible as a whole or not at all.
+// {prefix}resets/{key}, so that a lifecycle rule can let blocks alone expire. An object is written
+// only if it does not exist (If-None-Match), so the first writer wins, and it is visible as a whole
+// or not at all.
 package s3
 
 import (
@@ -155,19 +155,18 @@ func (s *Store) remove(ctx context.Context, k *pool.Key) error {
 
 // Counts of a store since it was opened.
 const (
-	countErrors  = iota // requests without an answer
-	countCorrupt        // objects that did not verify and were deleted
-	countDenied         // requests refused for lack of permission, or of the bucket
-	countHidden         // refused requests taken for a miss: the keys may not list the bucket
-	countSlow           // requests refused because there are too many, or with an internal error of the service
-	countFailed         // requests refused for another reason
+	countErrors = iota // requests without an answer
+	countDenied        // requests refused for lack of permission, or of the bucket
+	countHidden        // refused requests taken for a miss: the keys may not list the bucket
+	countSlow          // requests refused because there are too many, or with an internal error of the service
+	countFailed        // requests refused for another reason
 	counts
 )
 
 // countNames are their names in reports.
 var countNames = [counts]string{
-	countErrors: "unanswered", countCorrupt: "corrupt", countDenied: "denied", countHidden: "hidden",
-	countSlow: "slow", countFailed: "refused",
+	countErrors: "unanswered", countDenied: "denied", countHidden: "hidden", countSlow: "slow",
+	countFailed: "refused",
 }
 
 var _ pool.Reporter = (*Store)(nil)

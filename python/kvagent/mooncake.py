@@ -7,14 +7,14 @@ big-endian) and one canonical msgpack array:
 
     agent   [1, settings, bounce bytes, arena bytes]   an SCM_RIGHTS descriptor per non-empty area
     helper  [1, error or "", name of the client]
-    agent   [id, PUT or GET, [[key, header, area, offset, length], ...]]
+    agent   [id, PUT or GET, [[key, area, offset, length], ...]]
     agent   [id, EXISTS or DELETE, [key, ...]]
     helper  [id, [code, ...]]                          in any order
 
-A value is 32 bytes at ``header`` of the bounce area, and ``length`` bytes at ``offset`` of area 0
-(bounce) or 1 (arena). Both areas are mapped and registered with the client, which reads and writes
-them in place. A code of PUT is 0 (stored), 1 (existed before) or Mooncake's error; of GET the bytes
-read, or an error; of EXISTS 1, 0 or an error; of DELETE the bytes removed, or an error.
+A value is ``length`` bytes at ``offset`` of area 0 (bounce) or 1 (arena). Both areas are mapped and
+registered with the client, which reads and writes them in place. A code of PUT is 0 (stored), 1
+(existed before) or Mooncake's error; of GET the bytes read, or an error; of EXISTS 1, 0 or an
+error; of DELETE the bytes removed, or an error.
 """
 
 import ctypes
@@ -39,8 +39,6 @@ MAX_FRAME = 1 << 20  # bytes
 MAX_KEYS = 128  # of one request
 MAX_KEY = 512  # bytes
 MAX_THREADS = 64  # of each kind
-HEADER = 32  # bytes
-BOUNCE, ARENA = 0, 1
 PUT, GET, EXISTS, DELETE = 1, 2, 3, 4
 
 WRONG_LENGTH = -600
@@ -84,7 +82,6 @@ class Value:
     """Where a value is."""
 
     key: Annotated[str, string(1, MAX_KEY)]
-    header: U64
     area: Flag
     offset: U64
     length: U64
@@ -135,11 +132,9 @@ class Values:
         for one in _VALUES.read(body, "values"):
             if one.area >= len(self._areas):
                 raise Malformed(f"area {one.area} is not there")
-            data = self._areas[one.area].pointer(one.offset, one.length)
-            parts = 1 + (one.length > 0)
             keys.append(one.key)
-            pointers.append([self._areas[BOUNCE].pointer(one.header, HEADER), data][:parts])
-            sizes.append([HEADER, one.length][:parts])
+            pointers.append([self._areas[one.area].pointer(one.offset, one.length)])
+            sizes.append([one.length])
         return keys, pointers, sizes
 
     def _put(self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]]) -> list[int]:

@@ -134,18 +134,17 @@ def test_values_go_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(monkeypatch) as (agent, client):
         assert agent.greet([2, SETTINGS, BOUNCE, ARENA]) == [2, "", "127.0.0.1:1"]
         assert client.registered == [BOUNCE, ARENA]
-        agent.bounce[1][0:64] = b"a" * 32 + b"b" * 32
+        agent.bounce[1][4096:4099] = b"abc"
         agent.arena[1][100:110] = b"0123456789"
-        items = [["k", 0, 1, 100, 10], ["e", 32, 0, 4096, 0]]
+        items = [["k", 1, 100, 10], ["e", 0, 4096, 3]]
         assert agent.ask(1, mooncake.PUT, items) == [1, [0, 0]]
-        assert client.values == {"k": b"a" * 32 + b"0123456789", "e": b"b" * 32}
+        assert client.values == {"k": b"0123456789", "e": b"abc"}
         assert agent.ask(2, mooncake.PUT, items) == [2, [1, 1]]
-        wanted = [["k", 64, 1, 500, 10], ["k", 96, 1, 500, 9], ["k", 96, 1, 500, 11], ["no", 96, 0, 4096, 5]]
-        assert agent.ask(3, mooncake.GET, wanted) == [3, [42, -600, -600, -704]]
+        wanted = [["k", 1, 500, 10], ["k", 1, 600, 9], ["k", 1, 700, 11], ["no", 0, 4096, 5]]
+        assert agent.ask(3, mooncake.GET, wanted) == [3, [10, -600, -600, -704]]
         assert agent.arena[1][500:510] == b"0123456789"
-        assert agent.bounce[1][64:96] == b"a" * 32
         assert agent.ask(4, mooncake.EXISTS, ["k", "no"]) == [4, [1, 0]]
-        assert agent.ask(5, mooncake.DELETE, ["k", "no"]) == [5, [42, -704]]
+        assert agent.ask(5, mooncake.DELETE, ["k", "no"]) == [5, [10, -704]]
         assert agent.ask(6, mooncake.EXISTS, ["k"]) == [6, [0]]
     assert client.closed.is_set()
 
@@ -153,14 +152,13 @@ def test_values_go_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        [["k", 0, 1, ARENA - 9, 10]],
-        [["k", BOUNCE - 31, 1, 0, 10]],
-        [["k", 0, 0, -1, 1]],
-        [["k", 0, 2, 0, 1]],
-        [["", 0, 0, 0, 1]],
-        [["k", 0, 0, 0]],
-        [[7, 0, 0, 0, 1]],
-        [["k", 0, 0, 0, 1]] * (mooncake.MAX_KEYS + 1),
+        [["k", 1, ARENA - 9, 10]],
+        [["k", 0, -1, 1]],
+        [["k", 2, 0, 1]],
+        [["", 0, 0, 1]],
+        [["k", 0, 0]],
+        [[7, 0, 0, 1]],
+        [["k", 0, 0, 1]] * (mooncake.MAX_KEYS + 1),
         "k",
     ],
 )
