@@ -180,7 +180,9 @@ func (d *Desk) changed(list []pool.Change) {
 	}
 	for _, sp := range d.spaces {
 		for _, l := range sp.ledgers {
-			sp.lookUp(l)
+			if len(l.asked) > 0 {
+				sp.lookUp(l)
+			}
 		}
 	}
 }

@@ -26,6 +26,7 @@ import (
 const (
 	minRewrite = 16 << 20    // bytes: a smaller file is not made anew to save room
 	maxUnused  = 512 << 20   // bytes of files of spaces that are not open; the oldest are removed
+	maxFiles   = 1 << 10     // of such files
 	failedRest = time.Minute // after a failure
 )
 
@@ -262,7 +263,7 @@ func readRecords(from io.Reader, found func(*ipc.BlockTokens)) (end int64, err e
 }
 
 // removeUnused removes, of the files of spaces that are not open, those that are forgotten, and the
-// oldest while they have too many bytes.
+// oldest while there are too many or they have too many bytes.
 func (k *keeper) removeUnused() error {
 	used := map[string]bool{}
 	k.desk.mu.Lock()
@@ -284,8 +285,8 @@ func (k *keeper) removeUnused() error {
 	}
 	slices.SortFunc(files, func(a, b fs.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
 	bytes := int64(0)
-	for _, one := range files {
-		if bytes += one.Size(); bytes > maxUnused || forgotten[one.Name()] {
+	for i, one := range files {
+		if bytes += one.Size(); i >= maxFiles || bytes > maxUnused || forgotten[one.Name()] {
 			err = errors.Join(err, k.folder.Remove(one.Name()))
 		}
 	}

@@ -384,6 +384,26 @@ func TestForgottenSpaceLeavesTheFile(t *testing.T) {
 	}
 }
 
+// TestFilesAreLimited: an engine may open any number of spaces, one after the other.
+func TestFilesAreLimited(t *testing.T) {
+	l := newLasting(t)
+	err := os.Mkdir(l.path, 0o700)
+	for i := range maxFiles + 10 {
+		err = errors.Join(err, os.WriteFile(filepath.Join(l.path, fmt.Sprint(i)), nil, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := l.open('a')
+	l.begin()
+	l.follow(1, a)
+	l.say(a, 0)
+	l.end()
+	if list, err := os.ReadDir(l.path); err != nil || len(list) != maxFiles+1 || l.count()['a'] != chainBlocks {
+		t.Errorf("%d files, %v: want %d of others, and that of the space", len(list), err, maxFiles)
+	}
+}
+
 // TestClosedSpaceKeepsItsTokens: its blocks may be on a disk. It is closed while its file is made
 // anew, and while something is to be written.
 func TestClosedSpaceKeepsItsTokens(t *testing.T) {
