@@ -143,10 +143,16 @@ func (k *keeper) load(sp *space) error {
 	if err != nil {
 		return err
 	}
+	epoch := uint32(0)
 	size, err := readRecords(file, func(m *ipc.BlockTokens) {
 		k.desk.mu.Lock()
 		defer k.desk.mu.Unlock()
-		sp.learn(m, true)
+		if epoch == 0 {
+			epoch = sp.epoch
+		}
+		if sp.follow(); sp.epoch == epoch { // what is of before a reset is forgotten
+			sp.learn(m, true)
+		}
 	})
 	if err != nil {
 		return errors.Join(err, file.Close())

@@ -404,6 +404,44 @@ func TestFilesAreLimited(t *testing.T) {
 	}
 }
 
+// resetting is a pool of which a space is reset when its epoch is asked for the at-th time.
+type resetting struct {
+	*dram.Pool
+	at, asked int
+}
+
+func (r *resetting) Epoch(s pool.SpaceID) uint32 {
+	if r.asked++; r.asked == r.at {
+		_, _ = r.ResetSpace(s)
+	}
+	return r.Pool.Epoch(s)
+}
+
+// TestResetWhileTheFileIsRead: nothing of before it is kept, what is read after it either.
+func TestResetWhileTheFileIsRead(t *testing.T) {
+	l := newLasting(t)
+	a := l.open('a')
+	l.begin()
+	l.follow(1, a)
+	l.say(a, 0)
+	l.end()
+	before, err := os.Stat(l.file('a'))
+	if err != nil || l.count()['a'] != chainBlocks {
+		t.Fatal(l.count(), err)
+	}
+	l.desk = New(&resetting{Pool: l.pool, at: chainBlocks / 2}, nil, l.path, zap.NewNop())
+	t.Cleanup(l.end)
+	l.follow(1, a)
+	pooltest.Until(t, "the file is made anew", func() bool {
+		now, err := os.Stat(l.file('a'))
+		return err == nil && !os.SameFile(before, now)
+	})
+	l.end()
+	if got := l.count()['a']; got != 0 {
+		t.Errorf("%d blocks of before the reset are in the file", got)
+	}
+}
+
 // TestClosedSpaceKeepsItsTokens: its blocks may be on a disk. It is closed while its file is made
 // anew, and while something is to be written.
 func TestClosedSpaceKeepsItsTokens(t *testing.T) {
