@@ -118,17 +118,19 @@ func (k *keeper) turn() (err error) {
 		}
 		return err
 	}
+	for sp, f := range k.files {
+		if spaces[sp.id] != sp { // it was closed, which its blocks may outlive, and may be open again
+			err = errors.Join(err, k.keep(sp, f), f.file.Close())
+			delete(k.files, sp)
+		}
+	}
 	for _, sp := range spaces {
 		if k.files[sp] == nil {
 			remove = true // to make room for its file
 			err = errors.Join(err, k.load(sp))
 		}
-	}
-	for sp, f := range k.files {
-		err = errors.Join(err, k.keep(sp, f))
-		if spaces[sp.id] != sp { // it was closed, which its blocks may outlive
-			err = errors.Join(err, f.file.Close())
-			delete(k.files, sp)
+		if f := k.files[sp]; f != nil {
+			err = errors.Join(err, k.keep(sp, f))
 		}
 	}
 	if remove {

@@ -491,6 +491,39 @@ func TestClosedSpaceKeepsItsTokens(t *testing.T) {
 	}
 }
 
+// TestSpaceIsOpenedAgainBeforeItsFileIsMadeAnew, which waits after a failure: both have one file.
+func TestSpaceIsOpenedAgainBeforeItsFileIsMadeAnew(t *testing.T) {
+	l := newLasting(t)
+	a := l.open('a')
+	l.begin()
+	l.follow(1, a)
+	l.say(a, 0)
+	d := l.desk
+	d.Close() // the rest is what its goroutines do
+	d.keeper.folder, d.keeper.files = nil, map[*space]*tokenFile{}
+	l.desk = nil
+	turn := func() {
+		if err := d.keeper.turn(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	turn()
+	d.spaces[a.ID].renew()
+	if err := l.pool.CloseSpace(a.ID); err != nil {
+		t.Fatal(err)
+	}
+	l.desk = d
+	again := l.open('a')
+	l.follow(1, again)
+	turn()
+	l.say(again, 2)
+	l.desk = nil
+	turn()
+	if got := l.count()['a']; got != 2*chainBlocks {
+		t.Errorf("%d blocks in the file, want %d", got, 2*chainBlocks)
+	}
+}
+
 func FuzzReadRecords(f *testing.F) {
 	one := newLedger(0, blockTokens, defaultLimits())
 	prompt := chain(0)
