@@ -17,6 +17,7 @@ var sleepsAllowed = map[string]string{
 	"pool/pooltest.Until":                    "polls what has no event",
 	"ipc.connectLocked":                      "waits for a socket that nobody serves yet",
 	"cudaipc/devicetest.Until":               "polls what has no event, without pools",
+	"ipc.TestConnStoppedWithinAFrame":        "a process that is stopped longer than a frame may take",
 	"pool/servertest.start":                  "polls a process that begins to listen",
 	"pool/tier.waitFor":                      "polls, for the bubbles of synctest too",
 	"pool/tier.breaks":                       "is called in bubbles, from a table",

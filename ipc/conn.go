@@ -281,9 +281,14 @@ func rights(oob []byte) (fds []int) {
 	return fds
 }
 
-// readFull fills b before the current deadline.
+// readFull fills b before the current deadline, or a little later: this process may have been
+// stopped (SIGSTOP), and the bytes may have come meanwhile.
 func (c *Conn) readFull(b []byte) error {
-	_, err := io.ReadFull(c.uc, b)
+	n, err := io.ReadFull(c.uc, b)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		c.uc.SetReadDeadline(time.Now().Add(c.times.frame / 4))
+		_, err = io.ReadFull(c.uc, b[n:])
+	}
 	switch {
 	case errors.Is(err, io.EOF):
 		return io.ErrUnexpectedEOF
@@ -343,12 +348,17 @@ func (c *Conn) write(frame []byte, fds []int) error {
 		oob = unix.UnixRights(fds...)
 	}
 	c.uc.SetWriteDeadline(time.Now().Add(c.times.send))
-	for len(frame) > 0 {
+	for late := false; len(frame) > 0; {
 		n, _, err := c.uc.WriteMsgUnix(frame, oob, nil)
-		if err != nil {
+		switch {
+		case err == nil:
+			frame, oob = frame[n:], nil
+		case late || !errors.Is(err, os.ErrDeadlineExceeded):
 			return err
+		default: // as in readFull
+			late = true
+			c.uc.SetWriteDeadline(time.Now().Add(c.times.send / 4))
 		}
-		frame, oob = frame[n:], nil
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ func pair(t *testing.T) (l *ledger, c *cursor, first, second uint32) {
 
 // told returns the runs that a subscriber is told.
 func told(l *ledger, c *cursor) (all []string) {
-	list, _ := l.take(1, c, &room{blocks: 100, bytes: maxBatchBytes}, nil)
+	list, _ := l.take(1, c, &room{100, maxBatchBytes, maxLooks}, nil)
 	for _, r := range runs(list) {
 		all = append(all, fmt.Sprint(r.stored, r.medium, r.blocks))
 	}

@@ -180,7 +180,9 @@ func (d *Desk) changed(list []pool.Change) {
 	}
 	for _, sp := range d.spaces {
 		for _, l := range sp.ledgers {
-			sp.lookUp(l)
+			if len(l.asked) > 0 {
+				sp.lookUp(l)
+			}
 		}
 	}
 }
@@ -190,6 +192,9 @@ func (d *Desk) changed(list []pool.Change) {
 func (d *Desk) compareAll() {
 	d.mu.Lock()
 	spaces := slices.Collect(maps.Values(d.spaces))
+	for _, sp := range spaces {
+		d.check(sp) // a reset is told before others are compared
+	}
 	d.mu.Unlock()
 	for _, sp := range spaces {
 		for i := range sp.ledgers {

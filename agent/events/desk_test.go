@@ -134,6 +134,53 @@ func TestClosedSpaceIsDropped(t *testing.T) {
 	}
 }
 
+// watched is a pool that calls looked before blocks are looked up.
+type watched struct {
+	*dram.Pool
+	looked func()
+}
+
+func (w *watched) Holds(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) bool {
+	if h.N > 0 {
+		w.looked()
+	}
+	return w.Pool.Holds(s, group, h, present)
+}
+
+// TestResetIsToldBeforeOthersAreCompared, which may take long.
+func TestResetIsToldBeforeOthersAreCompared(t *testing.T) {
+	l := newLasting(t)
+	l.path = ""
+	l.begin()
+	views := map[pool.SpaceID]*view{}
+	var last *lookup.Space
+	for name := byte('a'); name < 'g'; name++ {
+		last = l.open(name)
+		views[last.ID] = l.follow(1, last)
+		l.say(last, int(name))
+		l.ask(1, last, views[last.ID])
+	}
+	d := l.desk
+	d.Close() // the rest is what its goroutine does
+	l.desk = nil
+	d.memory = &watched{l.pool, func() {
+		if len(views[last.ID].stored) > 0 {
+			t.Error("others are looked at before it is told that a space was reset")
+		}
+	}}
+	d.media[0] = d.memory
+	l.desk = d
+	l.ask(1, last, views[last.ID])
+	l.desk = nil
+	if n := len(views[last.ID].stored); n != chainBlocks {
+		t.Fatalf("%d blocks are told", n)
+	}
+	if _, err := l.pool.ResetSpace(last.ID); err != nil {
+		t.Fatal(err)
+	}
+	d.compareAll()
+}
+
 // BenchmarkLearn reports the memory and the time that a block costs of which all is told.
 func BenchmarkLearn(b *testing.B) {
 	const n = 1 << 18

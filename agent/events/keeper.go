@@ -26,6 +26,7 @@ import (
 const (
 	minRewrite = 16 << 20    // bytes: a smaller file is not made anew to save room
 	maxUnused  = 512 << 20   // bytes of files of spaces that are not open; the oldest are removed
+	maxFiles   = 1 << 10     // of such files
 	failedRest = time.Minute // after a failure
 )
 
@@ -117,17 +118,19 @@ func (k *keeper) turn() (err error) {
 		}
 		return err
 	}
+	for sp, f := range k.files {
+		if spaces[sp.id] != sp { // it was closed, which its blocks may outlive, and may be open again
+			err = errors.Join(err, k.keep(sp, f), f.file.Close())
+			delete(k.files, sp)
+		}
+	}
 	for _, sp := range spaces {
 		if k.files[sp] == nil {
 			remove = true // to make room for its file
 			err = errors.Join(err, k.load(sp))
 		}
-	}
-	for sp, f := range k.files {
-		err = errors.Join(err, k.keep(sp, f))
-		if spaces[sp.id] != sp { // it was closed, which its blocks may outlive
-			err = errors.Join(err, f.file.Close())
-			delete(k.files, sp)
+		if f := k.files[sp]; f != nil {
+			err = errors.Join(err, k.keep(sp, f))
 		}
 	}
 	if remove {
@@ -142,10 +145,16 @@ func (k *keeper) load(sp *space) error {
 	if err != nil {
 		return err
 	}
+	epoch := uint32(0)
 	size, err := readRecords(file, func(m *ipc.BlockTokens) {
 		k.desk.mu.Lock()
 		defer k.desk.mu.Unlock()
-		sp.learn(m, true)
+		if epoch == 0 {
+			epoch = sp.epoch
+		}
+		if sp.follow(); sp.epoch == epoch { // what is of before a reset is forgotten
+			sp.learn(m, true)
+		}
 	})
 	if err != nil {
 		return errors.Join(err, file.Close())
@@ -262,7 +271,7 @@ func readRecords(from io.Reader, found func(*ipc.BlockTokens)) (end int64, err e
 }
 
 // removeUnused removes, of the files of spaces that are not open, those that are forgotten, and the
-// oldest while they have too many bytes.
+// oldest while there are too many or they have too many bytes.
 func (k *keeper) removeUnused() error {
 	used := map[string]bool{}
 	k.desk.mu.Lock()
@@ -284,8 +293,8 @@ func (k *keeper) removeUnused() error {
 	}
 	slices.SortFunc(files, func(a, b fs.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
 	bytes := int64(0)
-	for _, one := range files {
-		if bytes += one.Size(); bytes > maxUnused || forgotten[one.Name()] {
+	for i, one := range files {
+		if bytes += one.Size(); i >= maxFiles || bytes > maxUnused || forgotten[one.Name()] {
 			err = errors.Join(err, k.folder.Remove(one.Name()))
 		}
 	}

@@ -384,6 +384,64 @@ func TestForgottenSpaceLeavesTheFile(t *testing.T) {
 	}
 }
 
+// TestFilesAreLimited: an engine may open any number of spaces, one after the other.
+func TestFilesAreLimited(t *testing.T) {
+	l := newLasting(t)
+	err := os.Mkdir(l.path, 0o700)
+	for i := range maxFiles + 10 {
+		err = errors.Join(err, os.WriteFile(filepath.Join(l.path, fmt.Sprint(i)), nil, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := l.open('a')
+	l.begin()
+	l.follow(1, a)
+	l.say(a, 0)
+	l.end()
+	if list, err := os.ReadDir(l.path); err != nil || len(list) != maxFiles+1 || l.count()['a'] != chainBlocks {
+		t.Errorf("%d files, %v: want %d of others, and that of the space", len(list), err, maxFiles)
+	}
+}
+
+// resetting is a pool of which a space is reset when its epoch is asked for the at-th time.
+type resetting struct {
+	*dram.Pool
+	at, asked int
+}
+
+func (r *resetting) Epoch(s pool.SpaceID) uint32 {
+	if r.asked++; r.asked == r.at {
+		_, _ = r.ResetSpace(s)
+	}
+	return r.Pool.Epoch(s)
+}
+
+// TestResetWhileTheFileIsRead: nothing of before it is kept, what is read after it either.
+func TestResetWhileTheFileIsRead(t *testing.T) {
+	l := newLasting(t)
+	a := l.open('a')
+	l.begin()
+	l.follow(1, a)
+	l.say(a, 0)
+	l.end()
+	before, err := os.Stat(l.file('a'))
+	if err != nil || l.count()['a'] != chainBlocks {
+		t.Fatal(l.count(), err)
+	}
+	l.desk = New(&resetting{Pool: l.pool, at: chainBlocks / 2}, nil, l.path, zap.NewNop())
+	t.Cleanup(l.end)
+	l.follow(1, a)
+	pooltest.Until(t, "the file is made anew", func() bool {
+		now, err := os.Stat(l.file('a'))
+		return err == nil && !os.SameFile(before, now)
+	})
+	l.end()
+	if got := l.count()['a']; got != 0 {
+		t.Errorf("%d blocks of before the reset are in the file", got)
+	}
+}
+
 // TestClosedSpaceKeepsItsTokens: its blocks may be on a disk. It is closed while its file is made
 // anew, and while something is to be written.
 func TestClosedSpaceKeepsItsTokens(t *testing.T) {
@@ -430,6 +488,39 @@ func TestClosedSpaceKeepsItsTokens(t *testing.T) {
 	}
 	if blocks := len(d.spaces[again.ID].ledgers[0].index); blocks < chainBlocks {
 		t.Errorf("%d blocks of the space that was opened again are known", blocks)
+	}
+}
+
+// TestSpaceIsOpenedAgainBeforeItsFileIsMadeAnew, which waits after a failure: both have one file.
+func TestSpaceIsOpenedAgainBeforeItsFileIsMadeAnew(t *testing.T) {
+	l := newLasting(t)
+	a := l.open('a')
+	l.begin()
+	l.follow(1, a)
+	l.say(a, 0)
+	d := l.desk
+	d.Close() // the rest is what its goroutines do
+	d.keeper.folder, d.keeper.files = nil, map[*space]*tokenFile{}
+	l.desk = nil
+	turn := func() {
+		if err := d.keeper.turn(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	turn()
+	d.spaces[a.ID].renew()
+	if err := l.pool.CloseSpace(a.ID); err != nil {
+		t.Fatal(err)
+	}
+	l.desk = d
+	again := l.open('a')
+	l.follow(1, again)
+	turn()
+	l.say(again, 2)
+	l.desk = nil
+	turn()
+	if got := l.count()['a']; got != 2*chainBlocks {
+		t.Errorf("%d blocks in the file, want %d", got, 2*chainBlocks)
 	}
 }
 

@@ -14,8 +14,8 @@ const (
 	maxBlocks     = 1 << 22   // blocks whose tokens are kept; a further one is not told
 	maxTokenBytes = 512 << 20 // of their tokens
 	maxExtraBytes = 64 << 20  // of what else their events have
-	maxIdle       = 1 << 16   // of them that no medium holds, kept for when they come (again)
-	maxLog        = 1 << 16   // changes kept; a subscriber that has not seen an earlier one begins again
+	maxIdle       = 1 << 16   // of them that no medium holds, kept for when they come (again), or twice as many
+	maxLog        = 1 << 16   // changes kept; a subscriber that has not seen an earlier one looks at all blocks
 )
 
 const (
@@ -56,6 +56,7 @@ func defaultLimits() limits { return limits{maxBlocks, maxIdle, maxLog} }
 // chunk has one pointer, at its head, so the garbage collector does not look at the blocks.
 type chunk struct {
 	tokens []byte
+	told   uint64 // subscribers that were told of some of the blocks
 	blocks [chunkBlocks]block
 }
 
@@ -173,9 +174,7 @@ func (l *ledger) find(hash []byte) uint32 {
 // forget frees a block that is not held, nor before another one.
 func (l *ledger) forget(n uint32) {
 	b := l.at(n)
-	for _, told := range b.told {
-		l.lost |= told
-	}
+	l.lost |= b.toldToAny()
 	if b.parent != 0 {
 		if b.prev == 0 {
 			l.at(b.parent).child = b.next
@@ -251,6 +250,22 @@ func (l *ledger) drop(n uint32) {
 	l.tree = tree
 }
 
+// untell makes a subscriber one that was told of no block.
+func (l *ledger) untell(bit uint64) {
+	l.lost &^= bit
+	for _, c := range l.chunks {
+		if c.told&bit == 0 {
+			continue
+		}
+		c.told &^= bit
+		for i := range c.blocks {
+			for m := range c.blocks[i].told {
+				c.blocks[i].told[m] &^= bit
+			}
+		}
+	}
+}
+
 // note logs that something of a block has changed that is told.
 func (l *ledger) note(n uint32) {
 	if half := len(l.log) / 2; len(l.log) >= l.limits.log {
@@ -263,13 +278,16 @@ func (l *ledger) note(n uint32) {
 func (l *ledger) end() uint64 { return l.first + uint64(len(l.log)) }
 
 // trim forgets blocks while too many are not held, of which it looks for some: about the oldest
-// first, because new ones take the numbers that the hand has just passed.
+// first, because new ones take the numbers that the hand has just passed. It spares those that a
+// subscriber is still to be told to be gone, while they are not too many either.
 func (l *ledger) trim(looked int) {
 	for steps := looked * trimSteps; l.absent > l.limits.idle && steps > 0; steps-- {
 		if l.hand++; l.hand >= l.high {
 			l.hand = 1
 		}
-		if b := l.at(l.hand); b.held == 0 && b.child == 0 && b.hash.Len > 0 {
+		b := l.at(l.hand)
+		if b.held == 0 && b.child == 0 && b.hash.Len > 0 &&
+			(b.toldToAny()&^l.lost == 0 || l.absent > 2*l.limits.idle) {
 			l.forget(l.hand)
 		}
 	}

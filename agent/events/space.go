@@ -15,6 +15,7 @@ const (
 	holdsStride    = 256     // blocks looked up by one call of the pool
 	compareStride  = 1 << 12
 	maxUnkept      = 16 << 20 // bytes that wait for the file; with more it is made anew
+	messageBytes   = 256      // of them, what a message takes besides its longer fields
 )
 
 // space has what subscribers of one space are told. The desk's lock guards it.
@@ -101,7 +102,7 @@ func (sp *space) keep(m *ipc.BlockTokens) {
 		return
 	}
 	sp.unkept = append(sp.unkept, m)
-	if sp.unkeptBytes += len(m.Hashes) + len(m.Tokens); sp.unkeptBytes > maxUnkept {
+	if sp.unkeptBytes += messageBytes + len(m.Hashes) + len(m.Tokens) + len(m.Extra); sp.unkeptBytes > maxUnkept {
 		sp.renew()
 	}
 	sp.desk.keeper.signal()
@@ -114,7 +115,7 @@ func (sp *space) renew() { sp.anew, sp.unkept, sp.unkeptBytes = true, nil, 0 }
 // first: a block that leaves it for the lower one is found in the lower one. Of a space that was
 // closed it learns nothing: its blocks may be held when it is opened again.
 func (sp *space) lookUp(l *ledger) {
-	rest := l.asked
+	rest, looked := l.asked, len(l.asked)
 	l.asked = l.asked[:0]
 	for len(rest) > 0 {
 		var present [holdsStride]bool
@@ -140,8 +141,8 @@ func (sp *space) lookUp(l *ledger) {
 			l.set(number, found[i])
 		}
 		rest = rest[n:]
-		l.trim(n)
 	}
+	l.trim(looked) // not before, which may forget what is to be looked up
 	sp.serve()
 }
 
@@ -189,12 +190,7 @@ func (sp *space) follow() {
 func (sp *space) begin(sub *subscriber) {
 	sub.cursors = sub.cursors[:0]
 	for _, l := range sp.ledgers {
-		for n := uint32(1); sub.told && n < l.high; n++ {
-			for m := range l.at(n).told {
-				l.at(n).told[m] &^= sub.bit
-			}
-		}
-		l.lost &^= sub.bit
+		l.untell(sub.bit)
 		sub.cursors = append(sub.cursors, cursor{l.end(), 1})
 	}
 	sub.void, sub.told, sub.whole = sub.void || sub.told, false, false
@@ -237,11 +233,9 @@ func (sp *space) answer(sub *subscriber) {
 	if sub.most == 0 {
 		return
 	}
-	for i, l := range sp.ledgers {
-		if sub.cursors[i].seen < l.first || l.lost&sub.bit != 0 {
-			if sub.told {
-				sp.desk.gaps++
-			}
+	for _, l := range sp.ledgers {
+		if l.lost&sub.bit != 0 {
+			sp.desk.gaps++
 			sp.begin(sub)
 		}
 	}
@@ -250,7 +244,7 @@ func (sp *space) answer(sub *subscriber) {
 		m.State, sub.void = ipc.EventsVoid, false
 	} else {
 		var list []event
-		all, r := true, room{sub.most, maxBatchBytes}
+		all, r := true, room{sub.most, maxBatchBytes, maxLooks}
 		for i, l := range sp.ledgers {
 			if all {
 				list, all = l.take(sub.bit, &sub.cursors[i], &r, list)

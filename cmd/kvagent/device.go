@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -58,12 +59,22 @@ func moverOfGPU(base mover.Options, log *zap.Logger) func(cudaipc.UUID) (cudaipc
 	base.Limits = gpuLimits
 	return func(gpu cudaipc.UUID) (cudaipc.Device, error) {
 		log.Info("a GPU is used for the first time", zap.Stringer("gpu", gpu))
-		o, was := base.ForGPU(gpu), cudaipc.CUDAInfo{}
-		o.Informed = func(i cudaipc.CUDAInfo) {
-			logGPU(log, &was, &i)
-			was = i
-		}
+		o := base.ForGPU(gpu)
+		o.Informed = informGPU(log)
 		return mover.New(o)
+	}
+}
+
+// informGPU returns a function that logs changes of a GPU. A process that ends and the next one may
+// call it at once.
+func informGPU(log *zap.Logger) func(cudaipc.CUDAInfo) {
+	var mu sync.Mutex
+	var was cudaipc.CUDAInfo
+	return func(i cudaipc.CUDAInfo) {
+		mu.Lock()
+		defer mu.Unlock()
+		logGPU(log, &was, &i)
+		was = i
 	}
 }
 

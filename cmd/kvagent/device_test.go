@@ -4,9 +4,14 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -49,5 +54,23 @@ func TestMoverByHand(t *testing.T) {
 	out, code := kvagentOutput(t, "mover")
 	if code != exitFailed || !strings.Contains(out, "started by an agent") {
 		t.Errorf("exit %d, want %d and a hint:\n%s", code, exitFailed, out)
+	}
+}
+
+// TestGPUIsLoggedOnce: two processes of its mover tell of it at once, as one ends.
+func TestGPUIsLoggedOnce(t *testing.T) {
+	core, logged := observer.New(zap.InfoLevel)
+	informed := informGPU(zap.New(core))
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for range 100 {
+				informed(cudaipc.CUDAInfo{Name: "some", PinDone: true})
+			}
+		})
+	}
+	wg.Wait()
+	if n := logged.Len(); n != 2 {
+		t.Errorf("%d lines, want one that it is open and one that the pool is pinned", n)
 	}
 }
