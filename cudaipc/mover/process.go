@@ -3,6 +3,7 @@ package mover
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"runtime"
@@ -143,6 +144,8 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 	proc.cmd.Env = append(os.Environ(), m.opts.Env...)
 	proc.cmd.Stderr = os.Stderr
 	proc.cmd.ExtraFiles = []*os.File{theirs}
+	// What this process inherited is not the mover's: it may live on. Linux 5.11; without it that leaks.
+	_ = unix.CloseRange(socketFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	// A session of its own: the terminal's signals are the agent's. For Pdeathsig see Run.
 	proc.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: m.opts.deathSignal}
 	return proc, theirs, nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -204,12 +205,27 @@ func entries(t *testing.T, dir string) int {
 	return len(list)
 }
 
-// TestMoverIsAlone expects a mover not to be in this process's group, and to end at no signal but
-// SIGKILL.
+// TestMoverIsAlone expects a mover to have none of this process's descriptors, not to be in its
+// group, and to end at no signal but SIGKILL.
 func TestMoverIsAlone(t *testing.T) {
+	leaked, err := unix.MemfdCreate("inherited", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(leaked) }()
 	m := newFixture(t, nil)
 	m.attach(1)
 	pid := m.pid()
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list {
+		if to, _ := os.Readlink(filepath.Join(dir, e.Name())); strings.Contains(to, "inherited") {
+			t.Errorf("descriptor %s is inherited: %s", e.Name(), to)
+		}
+	}
 	if group, err := unix.Getpgid(pid); err != nil || group == unix.Getpgrp() {
 		t.Errorf("process group %d (%v), this one's is %d", group, err, unix.Getpgrp())
 	}
