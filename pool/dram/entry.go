@@ -220,5 +220,8 @@ func (c *core) unpin(e uint32) (stays bool) {
 		c.free(e)
 		return false
 	}
+	if !r.is(flagRecent) {
+		c.recent.push(c.recs.All, e)
+	}
 	return true
 }
