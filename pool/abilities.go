@@ -87,7 +87,7 @@ type Advised interface {
 	PinEach(s SpaceID, group uint8, h Hashes, refs []Ref) (all []Ref, bytes int64)
 	// MarkUnused marks those of the hashes that are stored. A mark ends when the entry is used: by
 	// a look-up that finds it, a pin, or a save of the same block. brief: it is for DropUnused, and
-	// not made where the entry is pinned.
+	// not made where the entry is pinned, except by Acquire alone: a tier may be reading it.
 	MarkUnused(s SpaceID, group uint8, h Hashes, brief bool)
 	// CountUnused returns how many of the hashes are stored, and how many of those are still
 	// marked; bytes is the size of one.

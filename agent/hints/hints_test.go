@@ -309,6 +309,27 @@ func TestDroppedWhileATierReads(t *testing.T) {
 	}
 }
 
+// Blocks that a tier reads when they are told to be dropped, as it does right after a save, are
+// dropped like others.
+func TestDropToldWhileATierReads(t *testing.T) {
+	for _, after := range []time.Duration{0, time.Second} {
+		w := newWorld(t, 0)
+		a := chain("a", 4)
+		w.save(a)
+		b := pool.Batch{
+			Space: w.space, Hashes: a.Slice(3, 4), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
+		}
+		w.pool.Acquire(&b)
+		w.drop(a, after)
+		w.pool.Release(b.Slots, b.Status)
+		w.pass(after)
+		w.want("at their time", a, 0)
+		if st := w.pool.Stats(); st.Used != 0 || st.Pinned != 0 {
+			t.Errorf("%d bytes are used and %d pinned, want none", st.Used, st.Pinned)
+		}
+	}
+}
+
 func TestBlocksInUseAreNotDropped(t *testing.T) {
 	w := newWorld(t, 0)
 	a := chain("a", 4)

@@ -209,6 +209,7 @@ const (
 	flagRecent  = 1 << 3  // in the list of visible entries; only pinned ones may lack it
 	flagPartial = 1 << 4  // in partial
 	flagLifted  = 1 << 7  // placed above its children by lift, and not moved since
+	flagRead    = 1 << 8  // all its pins are Acquire's
 	flagUnused  = 1 << 9  // marked by MarkUnused, and not used since
 	flagBrief   = 1 << 10 // of those: to be dropped by DropUnused
 	flagDue     = 1 << 11 // of those: its time is over, and it is dropped once it has no children

@@ -28,7 +28,7 @@ func (p *Pool) MarkUnused(s pool.SpaceID, group uint8, h pool.Hashes, brief bool
 	}
 	p.eachVisible(s, group, &h, func(c *core, e uint32, _ int64) {
 		r := &c.recs.All[e]
-		if brief && r.pins() > 0 {
+		if brief && r.pins() > 0 && !r.is(flagRead) {
 			return
 		}
 		r.hold |= mark

@@ -241,13 +241,18 @@ func (c *core) acquire(e uint32, shard uint8, bytes int64) (pool.Status, pool.Sl
 	if e == none {
 		return pool.Missing, pool.Slot{}
 	}
+	r := &c.recs.All[e]
 	switch {
-	case c.recs.All[e].pins() == maxPins:
+	case r.pins() == maxPins:
 		return pool.Busy, pool.Slot{}
-	case c.owner(c.recs.All[e].head) != e: // the slot was given to another entry
+	case c.owner(r.head) != e: // the slot was given to another entry
 		return pool.Corrupt, pool.Slot{}
 	}
+	alone := r.pins() == 0 || r.is(flagRead)
 	c.pin(e, bytes)
+	if alone {
+		r.hold |= flagRead
+	}
 	return pool.OK, c.slot(e, shard)
 }
 
