@@ -25,13 +25,14 @@ type work struct {
 	steps           int    // see maxSteps
 	taken           int    // slabs taken from other classes: one part of a reservation ends with it
 	noSlab          bool   // none could be taken
+	passed          bool   // the repairs went for pinned entries, which the next part does not meet
 	sink            uint64 // keeps loads alive that only warm the caches
 }
 
 func (w *work) refill() {
 	w.repairs, w.steps = maxRepairs, maxSteps
 	w.owned, w.ownedOut = maxOwned, maxOwnedOut
-	w.taken, w.noSlab = 0, false
+	w.taken, w.noSlab, w.passed = 0, false, false
 }
 
 // makeRoom evicts until there is a slot of each of these classes, or a free slab to cut. It returns
@@ -109,6 +110,7 @@ func (c *core) unpinned(e uint32) uint32 {
 		newer := c.recs.All[e].newer
 		c.recent.remove(c.recs.All, e)
 		c.work.repairs--
+		c.work.passed = c.work.repairs == 0
 		e = newer
 	}
 	return e

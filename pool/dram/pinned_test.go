@@ -31,6 +31,32 @@ func TestPinnedSlabsHideNoOther(t *testing.T) {
 	check(t, p)
 }
 
+// TestManyPinsKeepNothingElse stores a block behind more pinned ones than a part of a reservation
+// passes over.
+func TestManyPinsKeepNothingElse(t *testing.T) {
+	for name, policy := range map[string]pool.Advisor{"by age": nil, "by a policy": asAdvisor(evict.NewLRU(), nil)} {
+		t.Run(name, func(t *testing.T) {
+			const blocks = 3 * maxRepairs
+			p, err := Open(Options{Bytes: blocks << 10, SlabBytes: 1 << 20, Virtual: true, Advisor: policy})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { p.Close() })
+			openOwnedSpace(t, p)
+			h := randomChain(nil, 1, blocks-64)
+			saveAs(p, 0, h, nil)
+			refs, _ := p.PinEach(0, 0, h, nil)
+			saveAs(p, 0, randomChain(nil, 2, 64), nil)
+			revoked := false
+			p.SetPressure(func(int64) bool { revoked = true; return false })
+			if s := saveAs(p, 0, randomChain(nil, 3, 8), nil); count(s, pool.OK) != 8 || revoked {
+				t.Errorf("statuses %v, leases revoked %v, want OK: 64 blocks are not pinned", s, revoked)
+			}
+			p.Unpin(refs)
+		})
+	}
+}
+
 // TestPinsOfAnEndedEpochKeepNothingElse evicts while there are fewer blocks than pins of an epoch
 // that is over.
 func TestPinsOfAnEndedEpochKeepNothingElse(t *testing.T) {
