@@ -341,6 +341,18 @@ func TestBlocksInUseAreNotDropped(t *testing.T) {
 	w.pool.Unpin(refs)
 }
 
+// Blocks in use when they are told to be dropped, and not at their time, are dropped.
+func TestDropToldWhileInUse(t *testing.T) {
+	w := newWorld(t, 0)
+	a := chain("a", 4)
+	w.save(a)
+	_, refs, _ := w.pool.Pin(w.space, 0, a, poolBytes, nil)
+	w.drop(a, time.Second)
+	w.pool.Unpin(refs)
+	w.pass(time.Second)
+	w.want("at their time", a, 0)
+}
+
 // Blocks that other blocks follow are dropped with the last of these, and not before: else nobody
 // would find those.
 func TestChainsAreDroppedFromTheirEnd(t *testing.T) {
