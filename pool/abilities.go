@@ -86,15 +86,14 @@ type Advised interface {
 	// their refs; bytes is the size of one. Unlike Pin it goes on after one that is not stored.
 	PinEach(s SpaceID, group uint8, h Hashes, refs []Ref) (all []Ref, bytes int64)
 	// MarkUnused marks those of the hashes that are stored. A mark ends when the entry is used: by
-	// a look-up that finds it, a pin, or a save of the same block. brief: it is for DropUnused, and
-	// not made where the entry is pinned.
+	// a look-up that finds it, a pin, or a save of the same block. brief: it is for DropUnused.
 	MarkUnused(s SpaceID, group uint8, h Hashes, brief bool)
 	// CountUnused returns how many of the hashes are stored, and how many of those are still
 	// marked; bytes is the size of one.
 	CountUnused(s SpaceID, group uint8, h Hashes) (stored, unused int, bytes int64)
-	// DropUnused drops those of the hashes that are still marked for it. An entry that others
-	// follow stays until a later call has dropped them. It returns the number of those dropped, of
-	// earlier calls' hashes, too.
+	// DropUnused drops those of the hashes that are still marked for it and not pinned, except by
+	// Acquire alone: a tier may be reading them. An entry that others follow stays until a later
+	// call has dropped them. It returns the number of those dropped, of earlier calls' hashes, too.
 	DropUnused(s SpaceID, group uint8, h Hashes) int
 	// Advise passes advice to the policy: a wish, with the time that it lasts, on the hashes,
 	// stored or not; facts (time 0) on the entries before them in their chain, too. It sets the

@@ -309,6 +309,27 @@ func TestDroppedWhileATierReads(t *testing.T) {
 	}
 }
 
+// Blocks that a tier reads when they are told to be dropped, as it does right after a save, are
+// dropped like others.
+func TestDropToldWhileATierReads(t *testing.T) {
+	for _, after := range []time.Duration{0, time.Second} {
+		w := newWorld(t, 0)
+		a := chain("a", 4)
+		w.save(a)
+		b := pool.Batch{
+			Space: w.space, Hashes: a.Slice(3, 4), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
+		}
+		w.pool.Acquire(&b)
+		w.drop(a, after)
+		w.pool.Release(b.Slots, b.Status)
+		w.pass(after)
+		w.want("at their time", a, 0)
+		if st := w.pool.Stats(); st.Used != 0 || st.Pinned != 0 {
+			t.Errorf("%d bytes are used and %d pinned, want none", st.Used, st.Pinned)
+		}
+	}
+}
+
 func TestBlocksInUseAreNotDropped(t *testing.T) {
 	w := newWorld(t, 0)
 	a := chain("a", 4)
@@ -318,6 +339,18 @@ func TestBlocksInUseAreNotDropped(t *testing.T) {
 	w.pass(time.Second)
 	w.want("while a load reads them", a, 4)
 	w.pool.Unpin(refs)
+}
+
+// Blocks in use when they are told to be dropped, and not at their time, are dropped.
+func TestDropToldWhileInUse(t *testing.T) {
+	w := newWorld(t, 0)
+	a := chain("a", 4)
+	w.save(a)
+	_, refs, _ := w.pool.Pin(w.space, 0, a, poolBytes, nil)
+	w.drop(a, time.Second)
+	w.pool.Unpin(refs)
+	w.pass(time.Second)
+	w.want("at their time", a, 0)
 }
 
 // Blocks that other blocks follow are dropped with the last of these, and not before: else nobody

@@ -3,8 +3,6 @@
 package lease
 
 import (
-	"cmp"
-	"slices"
 	"sync"
 
 	"github.com/kvagent/kvagent/pool"
@@ -23,6 +21,7 @@ type Ledger struct {
 
 	mu      sync.Mutex
 	serial  uint64 // number of the newest lease; numbers start at 1
+	passed  uint64 // no lease up to this number can be revoked
 	open    map[uint64]*Lease
 	bytes   int64    // of all open leases
 	revoked uint64   // leases revoked, ever
@@ -225,25 +224,37 @@ func (l *Ledger) Submit(a *Account, number uint64) bool {
 // left. The pool calls it when a reservation finds no block to evict but pinned ones: it may evict
 // them only after their lease has ended here. It reports whether it released anything.
 func (l *Ledger) Revoke(need int64) bool {
-	var idle []*Lease
-	l.mu.Lock()
-	for _, e := range l.open {
-		if !e.submitted {
-			idle = append(idle, e)
+	freed := int64(0)
+	for more := true; more && freed < need; {
+		var e *Lease
+		if e, more = l.revokeNext(); e != nil {
+			freed += e.bytes
+			l.GiveBack(e)
 		}
 	}
-	slices.SortFunc(idle, func(a, b *Lease) int { return cmp.Compare(a.number, b.number) })
-	n := 0
-	for freed := int64(0); n < len(idle) && freed < need; n++ {
-		freed += idle[n].bytes
-		l.strikeLocked(idle[n])
-		l.revoked++
+	return freed > 0
+}
+
+// revokeStride bounds the numbers passed over under the lock.
+const revokeStride = 1 << 10
+
+// revokeNext strikes the oldest lease that no LOAD has named, or passes over some numbers; more is
+// false if there are none left.
+func (l *Ledger) revokeNext() (e *Lease, more bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for range revokeStride {
+		if l.passed == l.serial {
+			return nil, false
+		}
+		l.passed++
+		if e = l.open[l.passed]; e != nil && !e.submitted {
+			l.strikeLocked(e)
+			l.revoked++
+			return e, true
+		}
 	}
-	l.mu.Unlock()
-	for _, e := range idle[:n] {
-		l.GiveBack(e)
-	}
-	return n > 0
+	return nil, true
 }
 
 // strikeLocked removes an open lease from the ledger. The caller gives it back after unlocking

@@ -249,3 +249,32 @@ func TestLedgerAgainstModel(t *testing.T) {
 		}
 	}
 }
+
+// manyLeases returns a ledger with so many leases that no LOAD has named.
+func manyLeases(n int) (*Ledger, *Holder) {
+	l, h := New(1<<40, func([]pool.Ref) {}, nil), NewHolder(NewAccount(1<<40))
+	for range n {
+		l.Add(h, l.Take(), 1)
+	}
+	return l, h
+}
+
+// TestRevocationLooksAtFewLeases revokes a lease among many, as each reservation in a pinned pool
+// does: what it costs does not depend on them.
+func TestRevocationLooksAtFewLeases(t *testing.T) {
+	l, h := manyLeases(10_000)
+	if n := testing.AllocsPerRun(100, func() {
+		l.Revoke(1)
+		l.Add(h, l.Take(), 1)
+	}); n > 1 {
+		t.Errorf("a revocation allocates %v times", n)
+	}
+}
+
+func BenchmarkRevoke(b *testing.B) {
+	l, h := manyLeases(64 << 10)
+	for b.Loop() {
+		l.Revoke(1)
+		l.Add(h, l.Take(), 1)
+	}
+}

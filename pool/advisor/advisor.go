@@ -17,6 +17,13 @@ const (
 	catchUpBlocks = 16 << 10 // blocks that a reservation delivers before it goes on
 )
 
+// The goroutine rests after each stint: without rests, reservations wait for it for long, with the
+// pool's lock held.
+const (
+	deliverStint = time.Millisecond
+	deliverRest  = 3 * deliverStint
+)
+
 // Advisor is a pool.Advisor that owns a policy. Look-ups queue a note and do not wait; a goroutine
 // or the next reservation delivers the notes to the policy.
 type Advisor struct {
@@ -56,12 +63,27 @@ func (a *Advisor) run() {
 	for {
 		select {
 		case <-a.wake:
-			for a.deliver() > 0 {
+			for a.stint() {
+				select {
+				case <-time.After(deliverRest):
+				case <-a.ending:
+					return
+				}
 			}
 		case <-a.ending:
 			return
 		}
 	}
+}
+
+// stint delivers notes for deliverStint, and reports whether there may be more.
+func (a *Advisor) stint() bool {
+	for began := time.Now(); time.Since(began) < deliverStint; {
+		if a.deliver() == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // Close ends run and waits for it. Nothing may be noted afterwards.

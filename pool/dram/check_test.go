@@ -56,7 +56,7 @@ func (a *audit) entry(e uint32) error {
 		return fmt.Errorf("dropped, not held, and not freed")
 	case !r.is(flagDropped) && !r.is(flagVisible) && l.present == 0 && l.writing == 0:
 		return fmt.Errorf("empty, and not being written")
-	case r.is(flagRecent) != r.is(flagVisible):
+	case r.is(flagRecent) != r.is(flagVisible) && r.pins() == 0, r.is(flagRecent) && !r.is(flagVisible):
 		return fmt.Errorf("visible %v, in the order of eviction %v", r.is(flagVisible), r.is(flagRecent))
 	case r.is(flagPartial) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
 		return fmt.Errorf(

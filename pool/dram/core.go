@@ -23,7 +23,7 @@ type core struct {
 
 	slabs  slab.Slabs
 	file   *arena.File // nil: the pool ends with the process
-	recent list        // visible, by use
+	recent list        // visible, by use; see unpinned
 
 	partial list // lacking shards that no job is writing: reclaimed before others are evicted
 
@@ -206,9 +206,10 @@ const (
 	flagLive    = 1 << 0  // the record is an entry
 	flagVisible = 1 << 1  // all shards are committed
 	flagDropped = 1 << 2  // no longer findable; freed once it is not held
-	flagRecent  = 1 << 3  // in the list of visible entries
+	flagRecent  = 1 << 3  // in the list of visible entries; only pinned ones may lack it
 	flagPartial = 1 << 4  // in partial
 	flagLifted  = 1 << 7  // placed above its children by lift, and not moved since
+	flagRead    = 1 << 8  // all its pins are Acquire's
 	flagUnused  = 1 << 9  // marked by MarkUnused, and not used since
 	flagBrief   = 1 << 10 // of those: to be dropped by DropUnused
 	flagDue     = 1 << 11 // of those: its time is over, and it is dropped once it has no children

@@ -202,7 +202,7 @@ func (c *core) pin(e uint32, bytes int64) {
 		c.stats.PinnedEntries++
 		c.stats.Pinned += bytes
 	}
-	r.hold += onePin
+	r.hold = r.hold&^flagRead + onePin
 }
 
 // unpin ends a pin of e, and reports whether it was the last one of an entry that stays.
@@ -216,9 +216,13 @@ func (c *core) unpin(e uint32) (stays bool) {
 	}
 	c.stats.PinnedEntries--
 	c.stats.Pinned -= c.group(r.ident).bytes
+	r.hold &^= flagRead
 	if r.is(flagDropped) {
 		c.free(e)
 		return false
+	}
+	if !r.is(flagRecent) {
+		c.recent.push(c.recs.All, e)
 	}
 	return true
 }

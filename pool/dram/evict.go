@@ -25,13 +25,14 @@ type work struct {
 	steps           int    // see maxSteps
 	taken           int    // slabs taken from other classes: one part of a reservation ends with it
 	noSlab          bool   // none could be taken
+	passed          bool   // the repairs went for pinned entries, which the next part does not meet
 	sink            uint64 // keeps loads alive that only warm the caches
 }
 
 func (w *work) refill() {
 	w.repairs, w.steps = maxRepairs, maxSteps
 	w.owned, w.ownedOut = maxOwned, maxOwnedOut
-	w.taken, w.noSlab = 0, false
+	w.taken, w.noSlab, w.passed = 0, false, false
 }
 
 // makeRoom evicts until there is a slot of each of these classes, or a free slab to cut. It returns
@@ -92,8 +93,8 @@ func (c *core) evictable(e uint32) bool { return c.recs.All[e].child == none && 
 // oldest returns the next entry to evict: the least recently used one without children. An older
 // entry with children counts as recent as they are.
 func (c *core) oldest() uint32 {
-	for c.work.repairs > 0 && int64(c.recent.n) > c.stats.PinnedEntries {
-		e := c.recent.oldest
+	for c.work.repairs > 0 {
+		e := c.unpinned(c.recent.oldest)
 		if e == none || c.evictable(e) {
 			return e
 		}
@@ -102,10 +103,22 @@ func (c *core) oldest() uint32 {
 	return none
 }
 
+// unpinned returns the first entry from one on in the order of eviction that is not pinned. Those
+// before it leave the order until their last pin ends, so that they are passed over once.
+func (c *core) unpinned(e uint32) uint32 {
+	for e != none && c.recs.All[e].pins() > 0 && c.work.repairs > 0 {
+		newer := c.recs.All[e].newer
+		c.recent.remove(c.recs.All, e)
+		c.work.repairs--
+		c.work.passed = c.work.repairs == 0
+		e = newer
+	}
+	return e
+}
+
 // lift moves e just above a child of it, the child above one of its own, and so on down to one that
 // was lifted before, so each chain that was stored in parts from its beginning is put in order
-// once. An entry that is held and has no children, or whose child is held, is in use, and becomes
-// the most recent.
+// once. An entry whose child is held is in use, and becomes the most recent.
 func (c *core) lift(e uint32) {
 	recs := c.recs.All
 	path := append(c.scratch[:0], e)
@@ -132,7 +145,7 @@ func (c *core) lift(e uint32) {
 // oldestOf returns the first evictable entry with a slot of the class of n entries from one on.
 func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
 	recs := c.recs.All
-	for e := from; e != none && n > 0; e, n = recs[e].newer, n-1 {
+	for e := c.unpinned(from); e != none && n > 0; e, n = c.unpinned(recs[e].newer), n-1 {
 		if c.evictable(e) && slices.Contains(c.group(recs[e].ident).classes, class) {
 			return e
 		}

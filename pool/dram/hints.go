@@ -28,9 +28,6 @@ func (p *Pool) MarkUnused(s pool.SpaceID, group uint8, h pool.Hashes, brief bool
 	}
 	p.eachVisible(s, group, &h, func(c *core, e uint32, _ int64) {
 		r := &c.recs.All[e]
-		if brief && r.pins() > 0 {
-			return
-		}
 		r.hold |= mark
 		if brief {
 			r.hold &^= flagDue
@@ -133,7 +130,8 @@ func (p *Pool) dropDue(ref pool.Ref) (n int, next pool.Ref) {
 	e := c.lookupRef(ref)
 	for ; n < lockStride && e != none; n++ {
 		r := &c.recs.All[e]
-		if !r.is(flagDue) || r.child != none {
+		inUse := r.pins() > 0 && !r.is(flagRead) // reading for a tier is no use
+		if !r.is(flagDue) || r.child != none || inUse {
 			break
 		}
 		before := c.parent(e)

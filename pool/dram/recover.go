@@ -38,6 +38,7 @@ func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) {
 	for n := range s.found {
 		s.readSlab(int32(n)) // none, if it is not cut
 	}
+	c.table.Reserve(s.first) // to grow would take a third of the start
 	for shard := range pool.MaxShards {
 		s.attach(uint8(shard))
 	}
@@ -87,6 +88,7 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 type scan struct {
 	*core
 	recovery *Recovery
+	first    int        // slots found that hold shard 0
 	spaces   []*space   // by record
 	found    [][]uint64 // by slab: slots that hold a whole shard and are not attached, below their shards; sorted
 }
@@ -97,6 +99,9 @@ func (s *scan) readSlab(n int32) {
 	s.recovery.Lost += int(s.file.TouchEach(first, end, func(slot uint32) {
 		if h := s.header(slot); s.whole(h, slot) {
 			s.found[n] = append(s.found[n], uint64(h.Shard)<<32|uint64(slot))
+			if h.Shard == 0 {
+				s.first++
+			}
 			s.slabs.At(slot).Link = upward // not free, and not attached yet
 		}
 	}))

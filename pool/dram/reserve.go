@@ -52,7 +52,8 @@ func (p *Pool) reserve(b *pool.Batch, retry bool) reservation {
 	return r
 }
 
-// reservePart decides hashes up to index to, or up to one for which a slab was taken.
+// reservePart decides hashes up to index to, or up to one for which a slab was taken, or too many
+// pinned entries were passed.
 func (p *Pool) reservePart(r *reservation, to int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,23 +72,27 @@ func (p *Pool) reservePart(r *reservation, to int) {
 		case decided:
 		case refusal != pool.OK:
 			b.Status[i], b.Slots[i] = refusal, pool.Slot{}
-		default:
-			r.decide(i)
+		case !r.decide(i):
+			return
 		}
 	}
 }
 
-// decide decides one hash.
-func (r *reservation) decide(i int) {
+// decide decides one hash; false: it is to be tried again in the next part.
+func (r *reservation) decide(i int) bool {
 	b := r.batch
 	b.Status[i], b.Slots[i] = r.one(b.Hashes.At(i))
 	switch {
 	case b.Status[i] != pool.Busy:
+	case r.work.passed:
+		r.full = pool.OK
+		return false
 	case r.over:
 		r.overs++
 	default:
 		r.need += r.bytes
 	}
+	return true
 }
 
 // open returns why nothing of the batch can be reserved, or OK.
@@ -241,13 +246,18 @@ func (c *core) acquire(e uint32, shard uint8, bytes int64) (pool.Status, pool.Sl
 	if e == none {
 		return pool.Missing, pool.Slot{}
 	}
+	r := &c.recs.All[e]
 	switch {
-	case c.recs.All[e].pins() == maxPins:
+	case r.pins() == maxPins:
 		return pool.Busy, pool.Slot{}
-	case c.owner(c.recs.All[e].head) != e: // the slot was given to another entry
+	case c.owner(r.head) != e: // the slot was given to another entry
 		return pool.Corrupt, pool.Slot{}
 	}
+	alone := r.pins() == 0 || r.is(flagRead)
 	c.pin(e, bytes)
+	if alone {
+		r.hold |= flagRead
+	}
 	return pool.OK, c.slot(e, shard)
 }
 

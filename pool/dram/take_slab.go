@@ -50,8 +50,8 @@ func (c *core) losses() []int64 {
 	for n := range losses {
 		losses[n] = c.slabs.UsedIn(int32(n))
 	}
-	e := c.recent.oldest
-	for n := farOldest; e != none && n > 0; e, n = c.recs.All[e].newer, n-1 {
+	e := c.unpinned(c.recent.oldest)
+	for n := farOldest; e != none && n > 0; e, n = c.unpinned(c.recs.All[e].newer), n-1 {
 		slot := c.recs.All[e].head
 		for range c.group(c.recs.All[e].ident).classes {
 			losses[c.slabs.SlabOf(slot)] -= c.slabs.SizeAt(slot)

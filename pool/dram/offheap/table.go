@@ -224,6 +224,14 @@ func OpenTable() (t Table, err error) {
 	return t, err
 }
 
+// Reserve makes an empty table large enough for n entries, if the kernel gives the memory.
+func (t *Table) Reserve(n int) {
+	if larger, err := mapCells(max(firstCells, n*loadDen/loadNum+n/8)); err == nil {
+		_ = t.now.close() // an unmap of an own mapping does not fail
+		t.now = larger
+	}
+}
+
 // Entries returns the number of entries.
 func (t *Table) Entries() int { return t.n }
 
