@@ -144,7 +144,7 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 	proc.cmd.Env = append(os.Environ(), m.opts.Env...)
 	proc.cmd.Stderr = os.Stderr
 	proc.cmd.ExtraFiles = []*os.File{theirs}
-	// What this process inherited is not the mover's: it may live on. Linux 5.11; without it that leaks.
+	// What this process inherited is not for a mover, which may outlive it (from Linux 5.11 on).
 	_ = unix.CloseRange(socketFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	// A session of its own: the terminal's signals are the agent's. For Pdeathsig see Run.
 	proc.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: m.opts.deathSignal}
