@@ -30,7 +30,7 @@ type Advisor struct {
 	now     func() time.Time
 	start   time.Time
 	notes   chan *pool.Note // received only with mu held, so an empty queue under mu means that all are delivered
-	spare   sync.Pool       // of *pool.Note
+	spare   chan *pool.Note // with memory for thousands of blocks, so no sync.Pool, which a collection empties
 	wake    chan struct{}
 	dropped atomic.Uint64 // look-ups not passed to the policy
 
@@ -50,8 +50,8 @@ func New(policy Policy, now func() time.Time) *Advisor {
 	}
 	a := &Advisor{
 		now: now, start: now(), policy: policy,
-		notes: make(chan *pool.Note, MaxNotes),
-		wake:  make(chan struct{}, 1), ending: make(chan struct{}), ended: make(chan struct{}),
+		notes: make(chan *pool.Note, MaxNotes), spare: make(chan *pool.Note, MaxNotes),
+		wake: make(chan struct{}, 1), ending: make(chan struct{}), ended: make(chan struct{}),
 	}
 	go a.run()
 	return a
@@ -101,7 +101,7 @@ func (a *Advisor) deliver() int {
 		a.policy.Access(&n.Use)
 		a.beyond.looked(&n.Use)
 		blocks := len(n.Use.Prints)
-		a.spare.Put(n)
+		a.recycle(n)
 		return blocks
 	default:
 		return 0
@@ -122,8 +122,10 @@ func (a *Advisor) CatchUp() {
 
 // Begin returns an empty note.
 func (a *Advisor) Begin() *pool.Note {
-	n, ok := a.spare.Get().(*pool.Note)
-	if !ok {
+	var n *pool.Note
+	select {
+	case n = <-a.spare:
+	default:
 		n = &pool.Note{}
 	}
 	n.Use.Now, n.Missed = a.time(), false
@@ -134,17 +136,24 @@ func (a *Advisor) Begin() *pool.Note {
 // time returns the pool's clock in ns.
 func (a *Advisor) time() int64 { return int64(a.now().Sub(a.start)) }
 
+func (a *Advisor) recycle(n *pool.Note) {
+	select {
+	case a.spare <- n:
+	default:
+	}
+}
+
 // End queues a note.
 func (a *Advisor) End(n *pool.Note) {
 	if len(n.Use.Prints) == 0 {
-		a.spare.Put(n)
+		a.recycle(n)
 		return
 	}
 	select {
 	case a.notes <- n:
 	default:
 		a.dropped.Add(1)
-		a.spare.Put(n)
+		a.recycle(n)
 		return
 	}
 	if len(a.notes) < wakeNotes {

@@ -86,7 +86,7 @@ func TestNotesNameWhatChanges(t *testing.T) {
 	r := rand.New(rand.NewPCG(newSeed(t), 1))
 	most := 10
 	known := func() bool { return n.follow(most) }
-	for range 20 {
+	for round := 0; round < 20 || s.count[evicted].Load() == 0; round++ {
 		to := most + 1 + r.IntN(60)
 		wantPut(t, s, most, to, size)
 		most = to
@@ -96,8 +96,8 @@ func TestNotesNameWhatChanges(t *testing.T) {
 		}
 		pooltest.Until(t, "all is known", known)
 	}
-	if s.count[evicted].Load() == 0 || n.losses > 0 {
-		t.Errorf("%d evicted, everything was compared %d times", s.count[evicted].Load(), n.losses)
+	if n.losses > 0 {
+		t.Errorf("everything was compared %d times", n.losses)
 	}
 	var keep []int // blocks that are held
 	for i := range most {
