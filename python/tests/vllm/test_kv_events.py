@@ -330,7 +330,6 @@ def test_an_engine_that_was_stopped_is_told_by_an_inventory(worlds: Any, small: 
     one.agree()
     stopped.agree((one.prompts,))
     assert stopped.routers.known == one.routers.known
-    assert agents.metric(small, GAPS) == gaps + 1
     told = stopped.routers.stores + stopped.routers.removes - told
     assert told < LOG // 2, "changes that are over are told"
     print(f"{gone} removed meanwhile, {told} told by an inventory")
