@@ -144,7 +144,6 @@ class Engine:
         geometry = Geometry((Group(BLOCK, 64),), BLOCK)
         self.counts = Counts()
         self.saves = self.lazy = LazySaves(geometry, self.blocks, self.counts, watermark)
-        self.saves.revoke_now = lambda _: None
         session = SimpleNamespace(boot=b"", epoch=1)
         self.agent: Any = SimpleNamespace(session=session, space=b"", targets=lambda: ())
         self.now = 0.0

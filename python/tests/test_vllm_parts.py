@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import pytest
 from kvagent.errors import Refused
 from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
-from kvagent.shm import SyncWords
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import (
@@ -39,7 +37,7 @@ from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, Worke
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.loads import IDLE_WAIT_S, STEP_WAIT_S, Lookups
 from kvagent.vllm.scheduler.requests import Blocks
-from kvagent.vllm.scheduler.saves import WorkerRevocation, final_tokens
+from kvagent.vllm.scheduler.saves import final_tokens
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, weights_digest, with_resolved
 from kvagent.vllm.worker.memory import memory
 from kvagent.wire import packed, section
@@ -265,7 +263,7 @@ def test_ranks_on_several_nodes() -> None:
 
 def test_workers_tell_their_node() -> None:
     def worker(node: str) -> WorkerInfo:
-        return WorkerInfo("/proc/1/fd/3", 4096, 64, 8, (1, 2), node)
+        return WorkerInfo(node)
 
     here, there = worker(geo.node()), worker("another")
     assert geo.node() == geo.node() != ""
@@ -333,32 +331,6 @@ def test_weights_that_are_made_up(tmp_path: Path) -> None:
     assert weights("auto") == weights("hf")
     (tmp_path / "model.safetensors").write_bytes(b"a")
     assert weights("dummy") != weights("auto")
-
-
-def test_words_of_other_processes() -> None:
-    words = SyncWords(8)
-    at, found = f"/proc/{os.getpid()}/fd/{words.memory.fd}", os.fstat(words.memory.fd)
-    place = WorkerInfo(at, words.memory.size, words.revoke_off, 8, (found.st_dev, found.st_ino))
-    others = WorkerRevocation([place])
-    others.revoke(3)
-    assert [*words.revocations] == [i == 3 for i in range(8)]
-    others.close()
-    words.close()
-    with pytest.raises(OSError, match="No such"):
-        WorkerRevocation([place])
-
-
-def test_the_words_of_a_process_with_another_number_are_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker in another container may have the number of any process here."""
-    theirs, ours = SyncWords(8), SyncWords(8)
-    found = os.fstat(theirs.memory.fd)
-    file = (found.st_dev, found.st_ino)
-    place = WorkerInfo(f"/proc/{os.getpid()}/fd/{ours.memory.fd}", ours.memory.size, ours.revoke_off, 8, file)
-    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened"))
-    with pytest.raises(OSError, match="another file than the worker's"):
-        WorkerRevocation([place])
-    ours.close()
-    theirs.close()
 
 
 class _Pool:

@@ -399,7 +399,6 @@ def test_blocks_are_pinned_for_a_bounded_time_for_an_agent_that_stands_still(
 def test_a_reset_frees_what_is_pinned_and_completes_its_transfer(pairs: Callable[..., Pair]) -> None:
     """vLLM's reset would fail again and again while blocks are pinned."""
     pair = pairs()
-    pair.prefill.scheduler.saves.revoke_now = pair.prefill.sync.words.revoke
     request = pair.offer("cmpl-a-0", "p", 20)
     pair.compute(request, 3)
     pair.end(request)

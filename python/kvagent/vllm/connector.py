@@ -37,7 +37,6 @@ from kvagent.vllm.hooks import of
 from kvagent.vllm.link import Link, start_agent
 from kvagent.vllm.options import FAIL, Options, parse, saves, synonyms
 from kvagent.vllm.plan import Report, StepPlan
-from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import as_worker, identity, unknown_weights, unobserved, used_backends, with_resolved
 from kvagent.vllm.weight_changes import PRIVATE, Generations, initial_generation, watch, with_generation
@@ -156,8 +155,8 @@ class SchedulerCalls(Calls):
     _make_side: Callable[[Any], SchedulerSide] | None = None
     _retired: RetiredScheduler | None = None
     """Takes the place of the side in an engine that is not served."""
-    _revocation: WorkerRevocation | None = None
-    _workers: tuple[WorkerInfo, ...] = ()
+    _adopted = False
+    """Whether a worker has reported."""
     unloaded: Unloaded
     _notice: AgentSession | None = None
 
@@ -201,8 +200,6 @@ class SchedulerCalls(Calls):
             raise Unsupported(reason)  # what only the first step shows ends the engine there
         if reason:
             self._retire(reason)
-        elif report.workers:
-            self._add_workers(report.workers)
 
     def request_finished(
         self, request: Any, block_ids: list[int]  # noqa: ARG002
@@ -226,31 +223,17 @@ class SchedulerCalls(Calls):
 
     def _adopt(self, workers: Sequence[WorkerInfo]) -> None:
         """Register as the first worker does, whose configuration computes the blocks."""
-        first = not self._workers
         for one in workers:
             theirs = as_worker(self._identity, one.identity or self._identity)
             if theirs != self._identity:
                 names = ", ".join(sorted({key for key, _ in {*theirs} ^ {*self._identity}}))
-                if not first:
+                if self._adopted:
                     log.warning("ranks of this engine resolved different values (%s): it finds nothing", names)
                     continue
                 log.info("the workers resolved other values than this process (%s): registering again", names)
                 self._identity = theirs
                 self._side.reregister()
-            first = False
-
-    def _add_workers(self, workers: Sequence[WorkerInfo]) -> None:
-        """Record workers that reported for the first time."""
-        self._workers = (*self._workers, *workers)
-        if len(self._workers) < self._ranks.world or self._start.part.count > 1:
-            return  # words of other nodes cannot be mapped: saves are revoked by plans
-        try:
-            self._revocation = WorkerRevocation(self._workers)
-            self._side.saves.revoke_now = self._revocation.revoke
-        except OSError as error:
-            log.warning(
-                "the workers' revocation words cannot be mapped (%s): reset_prefix_cache waits for saves", error
-            )
+            self._adopted = True
 
     def _retire(self, reason: str) -> None:
         """Save and load nothing more."""
@@ -695,10 +678,10 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
 
     def shutdown(self) -> None:
         """Leave the agent."""
-        for one in (self._scheduler, self._revocation, self._notice):
+        for one in (self._scheduler, self._notice):
             if one is not None:
                 one.close()
-        self._scheduler = self._make_side = self._revocation = self._notice = None
+        self._scheduler = self._make_side = self._notice = None
         self._leave_agent()
         if self._clock is not None:
             self._clock.close()

@@ -138,18 +138,8 @@ class Report:
 
 @dataclass
 class WorkerInfo:
-    """The facts about a worker that the scheduler needs.
+    """The facts about a worker that the scheduler needs."""
 
-    ``path`` is a file in /proc that maps the worker's revocation words, ``size`` its length, and
-    ``revokes`` words start at ``revoke_off``. In another process's /proc the same path may name
-    another file, so ``file`` has its device and inode.
-    """
-
-    path: str
-    size: int
-    revoke_off: int
-    revokes: int
-    file: tuple[int, int]
     node: str = ""
     """The node that it is on (geometry.node); empty if it cannot tell."""
     identity: tuple[tuple[str, str], ...] = ()

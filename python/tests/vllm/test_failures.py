@@ -228,6 +228,7 @@ def test_pins_go_when_the_prefix_cache_is_reset(worlds: Any, agent: AgentProcess
         assert world.side.pending()
         assert world.scheduler.reset_prefix_cache()
         assert world.side.blocks.saving == 0
+        world.step()
         assert any(world.workers[0]._clock.words.revocations), "the agent would store blocks that are reused"
     finally:
         agent.thaw()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import logging
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,12 +191,9 @@ def far(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentP
         away = owner.startswith("rank ") and owner != "rank 0"
         return Link(str(other.folder) if away else folder, owner, *more, **named)
 
-    def info(*given: Any) -> Any:
-        return replace(plain_info(*given), node=next(names))
-
-    plain_info, names = worker_side._info, itertools.chain([node()], itertools.repeat("away"))
+    names = itertools.chain([node()], itertools.repeat("away"))
     monkeypatch.setattr(calls, "Link", link)
-    monkeypatch.setattr(worker_side, "_info", info)
+    monkeypatch.setattr(worker_side, "node", lambda: next(names))
     monkeypatch.setattr(worker_memory, "_retained", [])  # what a frozen agent keeps is kept for good
     with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
         folder = Path(name) / "run"
@@ -244,7 +240,6 @@ def test_ranks_on_another_node_are_found_in_the_first_step(
     assert world.free_blocks() == free
     assert world.side is None
     assert [worker._worker for worker in world.workers] == [None, None]
-    assert world.scheduler.connector._revocation is None, "words of a process of another node were mapped"
     assert [AWAY in one for one in warned(caplog)] == [True]
     stats_of(world.scheduler.connector)  # vLLM may have asked before
     assert world.scheduler.connector._told_uncached

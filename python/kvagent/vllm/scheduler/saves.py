@@ -9,20 +9,15 @@ offered it, perhaps to an agent that has lost it.
 
 A save is sent in the step that computes its last block, or later; the agent waits for that step.
 Its blocks are pinned until every worker has reported it, so the request may end earlier. A save can
-be revoked: the agent reads the revocation word after it has copied and before it stores, so the
-pins can be released at once.
+be revoked: its pins are released at once, and the next plan has the workers set its revocation word
+before their step. The agent reads that after it has copied and before it stores.
 """
 
 from __future__ import annotations
 
-import errno
-import mmap
-import os
-import struct
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
@@ -36,7 +31,7 @@ if TYPE_CHECKING:
 
     from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.plan import Depends, WorkerInfo
+    from kvagent.vllm.plan import Depends
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Blocks, Tracked
 
@@ -162,8 +157,6 @@ class Saves:
         """The most blocks that the agent accepts in one job."""
         self.named: list[Named] = []
         """Are told which blocks of a request are to be saved: group, first block, and number."""
-        self.revoke_now: Callable[[int], None] | None = None
-        """Sets a revocation word in all workers at once; None if it cannot."""
         self.over: list[tuple[Sequence[SaveRun], bytes]] = []
         """Runs of saves that were over with the last report, and the statuses of their blocks."""
         self.now = 0.0
@@ -431,8 +424,6 @@ class Saves:
         """Revoke those saves that are not revoked yet. Return their jobs."""
         pinned = [save for save in saves if save.pinned]
         for save in pinned:
-            if self.revoke_now is not None:
-                self.revoke_now(save.revoke)
             save.pinned = False
             self._counts.saves_revoked += len(save.blocks)
             for run in save.runs:
@@ -460,42 +451,3 @@ class Saves:
             saving.next_tokens = 0
         else:
             run.tracked.saving.again.append((run.group, run.first + i, run.first + len(run.hashes)))
-
-
-class WorkerRevocation:
-    """The revocation words of all workers, mapped through /proc.
-
-    OSError if one cannot be mapped: a worker in another container has another number here, or is
-    not seen. ``close`` unmaps them.
-    """
-
-    def __init__(self, workers: Sequence[WorkerInfo]) -> None:
-        self._words: list[tuple[mmap.mmap, int]] = []
-        try:
-            for worker in workers:
-                _check(Path(worker.path).stat(), worker)  # before a foreign file is opened
-                fd = os.open(worker.path, os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    _check(os.fstat(fd), worker)
-                    self._words.append((mmap.mmap(fd, worker.size), worker.revoke_off))
-                finally:
-                    os.close(fd)
-        except BaseException:
-            self.close()
-            raise
-
-    def revoke(self, index: int) -> None:
-        """Revoke the save with this word, in every worker."""
-        for mapped, offset in self._words:
-            struct.pack_into("I", mapped, offset + 4 * index, 1)
-
-    def close(self) -> None:
-        """Unmap the words. Repeated calls do nothing."""
-        for mapped, _ in self._words:
-            mapped.close()
-        self._words = []
-
-
-def _check(found: os.stat_result, worker: WorkerInfo) -> None:
-    if (found.st_dev, found.st_ino) != worker.file or found.st_size != worker.size:
-        raise OSError(errno.ESTALE, "another file than the worker's", worker.path)

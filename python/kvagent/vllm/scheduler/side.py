@@ -382,8 +382,7 @@ class SchedulerSide:
         self._was_reset = self.generations.counts_resets
         self._stale.mark_blocks()  # vLLM has preempted requests, and the reset may fail
         self.saves.drop()
-        if self.saves.revoke_now is not None:
-            self._revokes += self.saves.revoke(awaited=True)
+        self._revokes += self.saves.revoke(awaited=True)
 
     def _after_reset(self, succeeded: bool) -> None:
         """Handle that vLLM has reset its prefix cache: its events say that all blocks are gone."""

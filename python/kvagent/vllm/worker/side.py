@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
 import struct
 import time
@@ -203,7 +202,7 @@ class WorkerSide:
         self._sessions: list[Session] = []
         self.pending_results = Results()
         self._polls = True  # whether this step polls the sessions
-        self.pending_report = Report(workers=(_info(clock.words, identity),))
+        self.pending_report = Report(workers=(WorkerInfo(node(), identity),))
         for guest in guests:
             guest.join(self)
 
@@ -483,15 +482,6 @@ class WorkerSide:
             plan = inflight.plan
             if isinstance(plan, LoadJob) and not (plan.sync or inflight.reported or now < inflight.deadline):
                 self.give_up(job)
-
-
-def _info(words: SyncWords, identity: tuple[tuple[str, str], ...]) -> WorkerInfo:
-    fd = words.memory.fd
-    found = os.fstat(fd)
-    return WorkerInfo(
-        f"/proc/{os.getpid()}/fd/{fd}", words.memory.size, words.revoke_off, words.revokes,
-        file=(found.st_dev, found.st_ino), node=node(), identity=identity,
-    )  # fmt: skip
 
 
 def _parts_of(job: SaveJob | LoadJob) -> tuple[Packed, ...]:
