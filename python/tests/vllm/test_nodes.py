@@ -295,6 +295,28 @@ def test_blocks_that_another_node_may_write_to_are_not_reused(
         assert world.outputs[name] == world.sequences[name].tokens[start : start + len(world.outputs[name])]
 
 
+@SHAPES
+def test_pins_go_when_the_prefix_cache_is_reset(
+    worlds: Any, agent: AgentProcess, far: AgentProcess, shape: dict[str, Any]
+) -> None:
+    world = over(worlds, far, **shape)
+    agent.freeze()
+    far.freeze()
+    patience(world, BRIEF_S)
+    serve(world, "cold", PROMPT)
+    assert world.side.blocks.saving
+    assert world.scheduler.reset_prefix_cache()
+    world.step()
+    world.settle()
+    agent.thaw()
+    far.thaw()
+    patience(world, LONG_S)
+    world.run()
+    assert (agent.status()["blocks_stored"], far.status()["blocks_stored"]) == (0, 0)
+    hits_again(world)
+    both_clean(world, agent, far)
+
+
 def test_a_lease_that_comes_after_its_request_is_released(
     worlds: Any, agent: AgentProcess, far: AgentProcess
 ) -> None:  # fmt: skip
@@ -460,8 +482,8 @@ class Troubles:
     def _strike(self, kind: str, i: int) -> bool:
         if kind == "reset":
             self._world.settle()
-            if self._world.side.blocks.saving or not self._world._may_forget():
-                return False  # pins of saves are not released between two steps
+            if not self._world._may_forget():
+                return False
             return bool(self._world.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True))
         if kind == "reset of one":  # by another client: the engine learns of it from EPOCH alone
             link = self._world.workers[i]._worker._link.current()
