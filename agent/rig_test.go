@@ -124,7 +124,7 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	t.Cleanup(func() {
 		r.agent.Close()
 		r.checkNothingLeft()
-		check(t, r.device.Close(cudaipc.AllPeers))
+		check(t, r.device.Close())
 		check(t, r.pool.Close())
 		check(t, os.RemoveAll(dir))
 	})

@@ -3,7 +3,6 @@ package cudaipc
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -12,230 +11,54 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table holds the peers of a device, and its copies and samples that are in flight or not taken by
-// Done. P is a peer with the device's additions.
-type Table[P anyPeer] struct {
-	mu struct {
-		sync.RWMutex
-		peers   map[PeerID]P
-		flights map[Ticket]*Flight
-		last    Ticket
-		closed  bool
-	}
-}
-
-type anyPeer interface{ base() *Peer }
-
-// ErrClosed is the error of every call after Close(AllPeers).
+// ErrClosed is the error of an import after the device's Close.
 var ErrClosed = fmt.Errorf("device closed: %w", ErrPeer)
 
-// Init makes a table ready.
-func (t *Table[P]) Init() {
-	t.mu.peers, t.mu.flights = map[PeerID]P{}, map[Ticket]*Flight{}
+// Peers counts the peers of a device that are open or being opened.
+type Peers struct {
+	mu     sync.Mutex
+	open   int
+	closed bool
 }
 
-// Add registers an imported peer.
-func (t *Table[P]) Add(p P) error {
-	id := p.base().ID
-	if id == AllPeers {
-		return fmt.Errorf("the id stands for all peers: %w", ErrPeer)
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.mu.closed {
+// Enter counts a peer. It returns ErrClosed after Close.
+func (p *Peers) Enter() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
 		return ErrClosed
 	}
-	if _, found := t.mu.peers[id]; found {
-		return fmt.Errorf("imported already: %w", ErrBusy)
-	}
-	t.mu.peers[id] = p
+	p.open++
 	return nil
 }
 
-// Take removes the named peers, or with AllPeers all: all or none of them. Afterwards no call
-// reaches them. Unless force is set, it returns ErrBusy while a copy of one is in flight.
-func (t *Table[P]) Take(id PeerID, force bool) ([]P, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.mu.closed {
-		return nil, ErrClosed
-	}
-	var closing []P
-	for other, p := range t.mu.peers {
-		if id != AllPeers && other != id {
-			continue
-		}
-		if !force && p.base().underWay.Load() > 0 {
-			return nil, fmt.Errorf("peer %d: %w", other, ErrBusy)
-		}
-		closing = append(closing, p)
-	}
-	if id != AllPeers && closing == nil {
-		return nil, fmt.Errorf("peer %d: %w", id, ErrPeer)
-	}
-	for _, p := range closing {
-		delete(t.mu.peers, p.base().ID)
-		for ticket := range p.base().tickets {
-			delete(t.mu.flights, ticket)
-		}
-	}
-	t.mu.closed = id == AllPeers
-	return closing, nil
+// Leave ends the count of a peer.
+func (p *Peers) Leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.open--
 }
 
-// RLock keeps all peers from being closed until RUnlock.
-func (t *Table[P]) RLock() { t.mu.RLock() }
-
-// RUnlock ends RLock.
-func (t *Table[P]) RUnlock() { t.mu.RUnlock() }
-
-// PeerLocked finds a peer. RLock must be held.
-func (t *Table[P]) PeerLocked(id PeerID) (p P, err error) {
-	if t.mu.closed {
-		return p, ErrClosed
+// Close lets no peer enter any more. It returns ErrBusy while one is counted.
+func (p *Peers) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return ErrClosed
 	}
-	p, found := t.mu.peers[id]
-	if !found {
-		return p, fmt.Errorf("peer %d: %w", id, ErrPeer)
+	if p.open > 0 {
+		return fmt.Errorf("%d peers are open: %w", p.open, ErrBusy)
 	}
-	if err := p.base().lostLocked(); err != nil {
-		return p, fmt.Errorf("peer %d: %w", id, err)
-	}
-	return p, nil
-}
-
-// All returns all peers.
-func (t *Table[P]) All() []P {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return slices.Collect(maps.Values(t.mu.peers))
-}
-
-// SetWord writes a word of a peer's sync region.
-func (t *Table[P]) SetWord(id PeerID, off, value uint64) error {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	p, err := t.PeerLocked(id)
-	if err != nil {
-		return err
-	}
-	return p.base().SetWord(off, value)
-}
-
-// Copy checks a copy, gives it a ticket and passes it to submit, which must not wait: the table is
-// locked, so that tickets have the order of submission.
-func (t *Table[P]) Copy(c *Copy, arena int64, submit func(P, *Flight)) (Ticket, error) {
-	return t.enter(c.Peer, &Flight{Copy: c}, func(p *Peer) error { return p.CheckCopy(c, arena) }, submit)
-}
-
-// Sum does the same with a sample.
-func (t *Table[P]) Sum(s *Sample, submit func(P, *Flight)) (Ticket, error) {
-	f := &Flight{Sample: s, until: time.Now().Add(s.Within)}
-	return t.enter(s.Peer, f, func(p *Peer) error { return p.CheckSample(s) }, submit)
-}
-
-func (t *Table[P]) enter(id PeerID, f *Flight, check func(*Peer) error, submit func(P, *Flight)) (Ticket, error) {
-	p, err := t.hold(id)
-	if err != nil {
-		return 0, err
-	}
-	f.peer, f.done = p.base(), make(chan struct{})
-	err = check(f.peer)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if err == nil {
-		err = f.peer.lostLocked()
-	}
-	if n := len(f.peer.tickets); err == nil && n >= MaxCopies {
-		err = fmt.Errorf("%d copies not done, at most %d: %w", n, MaxCopies, ErrBusy)
-	}
-	if err != nil {
-		f.peer.underWay.Add(-1)
-		return 0, fmt.Errorf("peer %d: %w", id, err)
-	}
-	t.mu.last++
-	t.mu.flights[t.mu.last] = f
-	f.peer.tickets[t.mu.last] = struct{}{}
-	submit(p, f)
-	return t.mu.last, nil
-}
-
-// hold finds a peer and keeps it open: while it is held, Close is ErrBusy.
-func (t *Table[P]) hold(id PeerID) (P, error) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	p, err := t.PeerLocked(id)
-	if err == nil {
-		p.base().underWay.Add(1)
-	}
-	return p, err
-}
-
-// Done waits for a copy. With timeout 0 or less it does not wait.
-func (t *Table[P]) Done(ticket Ticket, timeout time.Duration) (Done, bool, error) {
-	t.mu.RLock()
-	f := t.mu.flights[ticket]
-	t.mu.RUnlock()
-	if f != nil && !ClosesWithin(f.done, timeout) {
-		return Done{}, false, nil
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if f == nil || t.mu.flights[ticket] == nil { // another caller may be faster
-		return Done{}, false, fmt.Errorf("ticket %d: %w", ticket, ErrTicket)
-	}
-	delete(t.mu.flights, ticket)
-	delete(f.peer.tickets, ticket)
-	return f.End, true, nil
-}
-
-// Finish ends the copy of a ticket as another process says that it has ended, after a call of
-// ending: once it has ended, its caller may use the memory of the copy again.
-func (t *Table[P]) Finish(ticket Ticket, d Done, ending func(P, *Flight)) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	f := t.mu.flights[ticket]
-	if f == nil || f.ended() {
-		return fmt.Errorf("end of copy %d, which is not in flight: %w", ticket, ErrTicket)
-	}
-	blocks, sums := f.blocks()
-	if (d.Bad != nil && len(d.Bad) != blocks) || (d.Bad != nil) != (d.Err != nil) || (sums && len(d.Sums) != blocks) {
-		return fmt.Errorf("end of copy %d: %d bad, %d sums of %d blocks: %w", ticket, len(d.Bad), len(d.Sums),
-			blocks, ErrRange)
-	}
-	ending(t.mu.peers[f.peer.ID], f)
-	f.End = d
-	f.Finish()
+	p.closed = true
 	return nil
 }
 
-// Lose ends the copies of some peers, with bad blocks, and returns the peers: all their calls but
-// Close fail from then on.
-func (t *Table[P]) Lose(lost func(P) bool, why error) (all []P) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, p := range t.mu.peers {
-		if lost(p) {
-			p.base().lost = why
-			all = append(all, p)
-		}
-	}
-	for _, f := range t.mu.flights {
-		if f.peer.lost != nil && !f.ended() {
-			blocks, sums := f.blocks()
-			f.End = AllBad(blocks, sums, f.peer.lost)
-			f.Finish()
-		}
-	}
-	return all
-}
-
-// Flight is a copy or a sample, from its submission until Done has reported its end.
+// Flight is a copy or a sample, from its submission until its end.
 type Flight struct {
 	Copy   *Copy // nil: a sample
 	Sample *Sample
 	End    Done
-	peer   *Peer
+	peer   *Base
 	until  time.Time     // of a sample
 	done   chan struct{} // closed when End is set
 }
@@ -246,7 +69,42 @@ func (f *Flight) Finish() {
 	close(f.done)
 }
 
-func (f *Flight) ended() bool { return ClosesWithin(f.done, 0) }
+// wait is the flight's Ticket. A copy on a lost device is not known to have ended.
+func (f *Flight) wait(timeout time.Duration) (Done, bool, error) {
+	select {
+	case <-f.done:
+		return f.End, true, nil
+	case <-f.peer.Lost:
+		return Done{}, false, ErrLost
+	default:
+	}
+	if timeout <= 0 {
+		return Done{}, false, nil
+	}
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-f.done:
+		return f.End, true, nil
+	case <-f.peer.Lost:
+		return Done{}, false, ErrLost
+	case <-timer.C:
+		return Done{}, false, nil
+	}
+}
+
+// Fits reports whether an end is one of this flight.
+func (f *Flight) Fits(d *Done) bool {
+	n, sums := f.blocks()
+	return (d.Bad == nil || len(d.Bad) == n) && (d.Bad != nil) == (d.Err != nil) && (!sums || len(d.Sums) == n)
+}
+
+// Fail ends a flight of which nothing arrived.
+func (f *Flight) Fail(err error) {
+	n, sums := f.blocks()
+	f.End = AllBad(n, sums, err)
+	f.Finish()
+}
 
 // blocks returns how many blocks a flight has, and whether they are summed.
 func (f *Flight) blocks() (n int, sums bool) {
@@ -294,40 +152,98 @@ func ClosesWithin(c <-chan struct{}, timeout time.Duration) bool {
 	}
 }
 
-// Peer is a device's record of an imported peer. Its regions do not change between Import and
-// Close; the table's lock guards tickets and lost.
-type Peer struct {
-	ID       PeerID
-	Pid      int
-	pidfd    int // -1: not watched
-	Regions  map[RegionID]*Opened
-	Words    []byte // the sync region; nil: no words
-	sync     Sync
-	Proof    int          // Import.Proof; 0: none
-	lost     error        // why calls fail; nil: they do not
+// Base is what the peers of all devices are made of. Its regions do not change between Import and
+// Close.
+type Base struct {
+	Pid     int
+	Regions map[RegionID]*Opened
+	Words   []byte          // the sync region; nil: no words
+	Proof   int             // Import.Proof; 0: none
+	Lost    <-chan struct{} // closed when the device is lost; nil: never
+	pidfd   int             // -1: not watched
+	sync    Sync
+
 	underWay atomic.Int32 // copies that are being checked, waiting or running
-	tickets  map[Ticket]struct{}
+	mu       struct {
+		sync.RWMutex
+		gone error // why calls fail; nil: they do not
+		shut bool
+	}
 }
 
-func (p *Peer) base() *Peer { return p }
-
 // Prepare makes a peer that has nothing open yet, and checks what does not depend on the device.
-func (p *Peer) Prepare(im *Import) error {
-	p.ID, p.Pid, p.pidfd = im.Peer, im.Pid, -1
-	p.Regions, p.tickets = map[RegionID]*Opened{}, map[Ticket]struct{}{}
+func (p *Base) Prepare(im *Import) error {
+	p.Pid, p.pidfd, p.Regions = im.Pid, -1, map[RegionID]*Opened{}
 	return im.check()
 }
 
-// lostLocked returns why a peer is lost. The table's lock is held.
-func (p *Peer) lostLocked() error {
-	if p.lost == nil {
-		return nil
+// Use calls f if the peer is open, and keeps it open meanwhile.
+func (p *Base) Use(f func() error) error {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if p.mu.gone != nil {
+		return p.mu.gone
 	}
-	return fmt.Errorf("%w: %w", p.lost, ErrPeer)
+	return f()
+}
+
+// Lose makes all calls but Close fail from now on.
+func (p *Base) Lose(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.gone = fmt.Errorf("%w: %w", why, ErrPeer)
+}
+
+// Shut makes all calls fail from now on. Unless force is set, it returns ErrBusy while a copy is in
+// flight.
+func (p *Base) Shut(force bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.mu.shut:
+		return ErrPeer
+	case !force && p.underWay.Load() > 0:
+		return fmt.Errorf("a copy is in flight: %w", ErrBusy)
+	}
+	p.mu.shut, p.mu.gone = true, ErrPeer
+	return nil
+}
+
+// StartCopy checks a copy and passes it to submit, which must not wait.
+func (p *Base) StartCopy(c *Copy, arena int64, submit func(*Flight) error) (Ticket, error) {
+	return p.start(&Flight{Copy: c}, func() error { return p.checkCopy(c, arena) }, submit)
+}
+
+// StartSum does the same with a sample.
+func (p *Base) StartSum(s *Sample, submit func(*Flight) error) (Ticket, error) {
+	f := &Flight{Sample: s, until: time.Now().Add(s.Within)}
+	return p.start(f, func() error { return p.checkSample(s) }, submit)
+}
+
+func (p *Base) start(f *Flight, check func() error, submit func(*Flight) error) (Ticket, error) {
+	f.peer, f.done = p, make(chan struct{})
+	err := p.Use(func() error {
+		n := p.underWay.Add(1)
+		err := check()
+		if err == nil && n > MaxCopies {
+			err = fmt.Errorf("%d copies are in flight, at most %d: %w", n-1, MaxCopies, ErrBusy)
+		}
+		if err == nil {
+			err = submit(f)
+		}
+		if err != nil {
+			p.underWay.Add(-1)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return f.wait, nil
 }
 
 // PlaceWords finds the words that s names, with event cells of cell bytes.
-func (p *Peer) PlaceWords(s *Sync, cell uint64) error {
+func (p *Base) PlaceWords(s *Sync, cell uint64) error {
 	if s == nil || *s == (Sync{}) {
 		return nil
 	}
@@ -346,7 +262,7 @@ func (p *Peer) PlaceWords(s *Sync, cell uint64) error {
 }
 
 // Watch opens a descriptor that reports the end of the peer's process.
-func (p *Peer) Watch() error {
+func (p *Base) Watch() error {
 	fd, err := unix.PidfdOpen(p.Pid, 0)
 	if err != nil {
 		return fmt.Errorf("process %d: %w", p.Pid, err)
@@ -359,7 +275,7 @@ func (p *Peer) Watch() error {
 var ErrPeerDead = errors.New("the peer's process has ended")
 
 // Dead reports whether the peer's process, not a reused number, has ended; false: not watched.
-func (p *Peer) Dead() bool {
+func (p *Base) Dead() bool {
 	if p.pidfd < 0 {
 		return false
 	}
@@ -372,8 +288,8 @@ func (p *Peer) Dead() bool {
 	}
 }
 
-// Close closes the regions. No call reaches the peer any more.
-func (p *Peer) Close() {
+// Unmap closes the regions. No call reaches the peer any more.
+func (p *Base) Unmap() {
 	for _, r := range p.Regions {
 		r.Close()
 	}

@@ -53,7 +53,7 @@ func (th *thread) begin(t *task, f *flight, urgency pace.Urgency, bytes int64) {
 	f.pace = urgency
 	th.w.cfg.Pacer.Begin(f.pace, bytes)
 	t.clock.begin()
-	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
+	f.ticket, f.err = th.w.cfg.Peer.Copy(&f.copy)
 	th.begun = append(th.begun, f)
 }
 
@@ -64,8 +64,7 @@ func (th *thread) spare() *flight {
 		f, th.spares = th.spares[n-1], th.spares[:n-1]
 	}
 	f.copy = cudaipc.Copy{
-		Peer: th.w.cfg.Peer, Sum: th.w.cfg.Integrity == Full,
-		Runs: f.copy.Runs[:0], Blocks: f.copy.Blocks[:0],
+		Sum: th.w.cfg.Integrity == Full, Runs: f.copy.Runs[:0], Blocks: f.copy.Blocks[:0],
 	}
 	f.slots, f.status, f.number = f.slots[:0], f.status[:0], f.number[:0]
 	f.where, f.checked, f.sums = f.where[:0], f.checked[:0], nil
@@ -156,13 +155,13 @@ func (th *thread) failureStatus(slot *pool.Slot, dir cudaipc.Direction) pool.Sta
 	return Failed
 }
 
-// outcome waits for the end of a ticket, unless err means that the device did not accept it.
-func (th *thread) outcome(ticket cudaipc.Ticket, err error) (cudaipc.Done, error) {
+// outcome waits for the end of a copy, unless err means that the device did not accept it.
+func (th *thread) outcome(wait cudaipc.Ticket, err error) (cudaipc.Done, error) {
 	if err != nil {
 		return cudaipc.Done{}, err
 	}
 	for {
-		d, ok, err := th.w.cfg.Device.Done(ticket, doneWait)
+		d, ok, err := wait(doneWait)
 		if ok || err != nil {
 			return d, err
 		}

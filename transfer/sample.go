@@ -8,7 +8,7 @@ import (
 )
 
 // Sampling is the end-to-end check of some of the blocks that are copied: a sum made where the
-// engine's memory is, by another path than the copy's (cudaipc.Device.Sum), is compared with the
+// engine's memory is, by another path than the copy's (cudaipc.Peer.Sum), is compared with the
 // sum of the block's slot.
 type Sampling struct {
 	Every uint32 // one block in so many, of each direction of a worker; 0: none, 1: all
@@ -114,7 +114,7 @@ func (th *thread) startSamples(f *flight, chosen func() bool) bool {
 			Seed: f.copy.Blocks[i].Seed})
 	}
 	for _, a := range f.samples {
-		a.ticket, a.err = th.w.cfg.Device.Sum(&a.sample)
+		a.ticket, a.err = th.w.cfg.Peer.Sum(&a.sample)
 	}
 	return len(f.samples) > 0
 }
@@ -127,7 +127,7 @@ func (th *thread) sampleFor(f *flight, at *place) *sampleRequest {
 		}
 	}
 	a := &sampleRequest{held: at.held, group: at.group, sample: cudaipc.Sample{
-		Peer: th.w.cfg.Peer, Within: th.w.cfg.Limits.SampleWait, Pieces: th.w.held[at.held].pieces[at.group],
+		Within: th.w.cfg.Limits.SampleWait, Pieces: th.w.held[at.held].pieces[at.group],
 	}}
 	f.samples = append(f.samples, a)
 	return a

@@ -157,7 +157,7 @@ func (th *thread) finishStage(t *task, l *staged, f *flight, before pool.Status)
 	if l.counted == l.count && th.w.cfg.Integrity == Full && !l.whole() {
 		return Cancelled
 	}
-	if th.w.cfg.Device.SetWord(th.w.cfg.Peer, l.Word, uint64(l.counted)) != nil {
+	if th.w.cfg.Peer.SetWord(l.Word, uint64(l.counted)) != nil {
 		return Failed
 	}
 	return pool.OK

@@ -99,8 +99,7 @@ type Slots interface {
 
 // Config configures a worker.
 type Config struct {
-	Device    cudaipc.Device
-	Peer      cudaipc.PeerID // imported already
+	Peer      cudaipc.Peer
 	Slots     Slots
 	Space     pool.SpaceID
 	Spec      pool.Spec

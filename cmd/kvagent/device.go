@@ -87,7 +87,7 @@ func openHost(kind string, arena []byte, base mover.Options) (cudaipc.Device, er
 		return nil, err
 	}
 	if err := m.Start(); err != nil { // now, so that a start that cannot work is reported
-		return nil, errors.Join(err, m.Close(cudaipc.AllPeers))
+		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
 }
@@ -100,7 +100,7 @@ func probeCUDA(o mover.Options) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(m.Start(), m.Close(cudaipc.AllPeers))
+	return errors.Join(m.Start(), m.Close())
 }
 
 // logGPU logs changes of a GPU: that it is open, the result of pinning the pool, and parts that the

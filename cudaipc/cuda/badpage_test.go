@@ -22,7 +22,7 @@ func TestCUDAArenaLosesAPage(t *testing.T) {
 	unpinned := func(o *cuda.Options) { o.NoPin, o.Ring = true, 1<<20 }
 	b := newBench(t, devicetest.Spec{Regions: []int64{blocks * block}}, unpinned)
 	b.do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: blocks * block, Seed: 8})
-	c := &cudaipc.Copy{Peer: 1, Sum: true}
+	c := &cudaipc.Copy{Sum: true}
 	for i := range blocks {
 		at := int64(i * block)
 		c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(at), ArenaOff: at, Len: block})
@@ -55,11 +55,11 @@ func TestCUDAArenaLosesAPage(t *testing.T) {
 // end does a copy.
 func (b *bench) end(c *cudaipc.Copy) cudaipc.Done {
 	b.t.Helper()
-	ticket, err := b.device.Copy(c)
+	ticket, err := b.peer.Copy(c)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	d, ok, err := b.device.Done(ticket, 30*time.Second)
+	d, ok, err := ticket(30 * time.Second)
 	if err != nil || !ok {
 		b.t.Fatalf("%v, %v", ok, err)
 	}

@@ -55,12 +55,13 @@ func (f *flight) passed() {
 }
 
 // Copy checks a copy and puts it into the lane of its direction.
-func (d *Device) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
-	if err := d.alive(); err != nil {
-		return 0, err
+func (p *peer) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	if err := p.d.alive(); err != nil {
+		return nil, err
 	}
-	return d.table.Copy(c, int64(len(d.arena)), func(p *peer, f *cudaipc.Flight) {
-		d.submit(&flight{Flight: f, of: p})
+	return p.StartCopy(c, int64(len(p.d.arena)), func(f *cudaipc.Flight) error {
+		p.d.submit(&flight{Flight: f, of: p})
+		return nil
 	})
 }
 
@@ -104,23 +105,6 @@ func (d *Device) arrived(f *flight, n uint64) {
 		d.sums.enqueue(f, f.arrived)
 	}
 }
-
-// Done waits for a copy. A lost device answers ErrLost: the copy is not known to have ended.
-func (d *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	for deadline := time.Now().Add(timeout); ; {
-		if err := d.alive(); err != nil {
-			return cudaipc.Done{}, false, err
-		}
-		left := min(time.Until(deadline), lostWait)
-		end, ok, err := d.table.Done(t, left)
-		if ok || err != nil || left < lostWait {
-			return end, ok, err
-		}
-	}
-}
-
-// lostWait is how long a waiting Done may miss that the device was lost.
-const lostWait = 50 * time.Millisecond
 
 // extent is where a block lies in the arena, and its first run.
 type extent struct {

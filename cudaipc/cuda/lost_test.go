@@ -6,7 +6,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +24,10 @@ func TestCUDALostDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p, err := d.Import(cudaipc.Import{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := d.judge(&driver.Error{
 		Call: "cuEventQuery",
 		Code: driver.InvalidHandle,
@@ -33,10 +36,9 @@ func TestCUDALostDevice(t *testing.T) {
 	}
 	why := d.judge(&driver.Error{Call: "cuEventQuery", Code: 700})
 	for name, err := range map[string]error{
-		"the call": why, "Import": d.Import(cudaipc.Import{Peer: 1}), "Close": d.Close(1),
-		"Poll": second(d.Poll(cudaipc.Wait{})), "Copy": second(d.Copy(&cudaipc.Copy{})),
-		"Done":         third(d.Done(1, time.Second)),
-		"Close of all": d.Close(cudaipc.AllPeers),
+		"the call": why, "Import": second(d.Import(cudaipc.Import{})),
+		"Poll": second(p.Poll(cudaipc.Wait{})), "Copy": second(p.Copy(&cudaipc.Copy{})),
+		"Close of the peer": p.Close(), "Close": d.Close(),
 	} {
 		if !errors.Is(err, cudaipc.ErrLost) || !strings.Contains(err.Error(), "cuEventQuery") {
 			t.Errorf("%s: %v, want ErrLost and the call", name, err)
@@ -63,7 +65,7 @@ func TestCUDALoadsGoFirst(t *testing.T) {
 	if loads.priority >= saves.priority {
 		t.Errorf("priority of loads %d, of saves %d; lower numbers go first", loads.priority, saves.priority)
 	}
-	if err := d.Close(cudaipc.AllPeers); err != nil {
+	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
 }
@@ -81,5 +83,3 @@ func memfd(t *testing.T, size int64) int {
 }
 
 func second[T any](_ T, err error) error { return err }
-
-func third(_ cudaipc.Done, _ bool, err error) error { return err }

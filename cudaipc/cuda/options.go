@@ -40,7 +40,7 @@ const (
 type Options struct {
 	GPU cudaipc.UUID // zero: the only one that this process sees
 	// Arena is mapped memory outside of Go's heap. It stays the caller's, and mapped until
-	// Close(AllPeers) has returned. If it is nil, the device maps ArenaSize bytes of ArenaFD, a
+	// Device.Close has returned. If it is nil, the device maps ArenaSize bytes of ArenaFD, a
 	// memfd that stays the caller's and may be closed after Open.
 	Arena     []byte
 	ArenaFD   int

@@ -46,14 +46,12 @@ func TestCUDADeviceOfStrangers(t *testing.T) {
 
 func firesOnDeath(t *testing.T) bool {
 	b := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 1}, nil)
-	if err := b.device.Close(1); err != nil {
+	if err := b.peer.Close(); err != nil {
 		t.Fatal(err)
 	}
-	im := b.describe(1)
+	im := b.describe()
 	im.Pid = 0
-	if err := b.device.Import(im); err != nil {
-		t.Fatal(err)
-	}
+	b.peer = devicetest.Import(t, b.device, im)
 	b.do(devicetest.Op{Kind: devicetest.Hold}, devicetest.Op{Kind: devicetest.Record})
 	b.engine.Kill()
 	// The kernel has ended the process. An event that another process records from now on fires

@@ -28,12 +28,15 @@ func startQueue(do func(*cudaipc.Flight)) *queue {
 	return q
 }
 
-// close ends a queue, which is idle or was never started.
+func (q *queue) put(f *cudaipc.Flight) error {
+	q.work <- f
+	return nil
+}
+
+// close ends a queue, which is idle.
 func (q *queue) close() {
-	if q != nil {
-		close(q.work)
-		<-q.ended
-	}
+	close(q.work)
+	<-q.ended
 }
 
 // stream does the copies of one peer and direction.
@@ -42,11 +45,22 @@ type stream struct {
 	arena []byte
 }
 
-func startStream(p *peer, arena []byte) *queue {
-	s := &stream{p, arena}
-	return startQueue(func(f *cudaipc.Flight) {
-		s.copy(f)
-		crc32c.StoreFence()
+// start starts the goroutines of an imported peer.
+func (p *peer) start() {
+	for dir := range p.streams {
+		s := &stream{p, p.of.arena}
+		p.streams[dir] = startQueue(func(f *cudaipc.Flight) {
+			s.copy(f)
+			crc32c.StoreFence()
+			f.Finish()
+		})
+	}
+	var scratch []byte
+	p.sampler = startQueue(func(f *cudaipc.Flight) {
+		if scratch == nil {
+			scratch = make([]byte, cudaipc.SampleScratch)
+		}
+		f.Sum(p.read, scratch)
 		f.Finish()
 	})
 }
@@ -213,3 +227,14 @@ func (v *piece) sum(state uint32) uint32 {
 }
 
 func iovecBytes(v *unix.Iovec) []byte { return unsafe.Slice(v.Base, int(v.Len)) }
+
+// read reads a mapped region, or the memory of the peer's process.
+func (p *peer) read(from cudaipc.Stretch, into []byte) error {
+	if from.In.Mem != nil {
+		return pagefault.Guard(from.In.Mem, nil, func() { copy(into, from.In.Mem[from.Off:]) })
+	}
+	local := unix.Iovec{Base: &into[0]}
+	local.SetLen(len(into))
+	remote := unix.RemoteIovec{Base: uintptr(from.In.Addr + from.Off), Len: len(into)}
+	return p.move(unix.ProcessVMReadv, []unix.Iovec{local}, []unix.RemoteIovec{remote}, len(into))
+}

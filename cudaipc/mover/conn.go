@@ -229,16 +229,16 @@ func (c *calls) fail(err error) {
 	}
 }
 
-// call sends a request and waits for its answer. After limit, or Limits.Cancel after cancelled is
-// closed, the mover is lost; the wait ends when it is reaped.
+// call sends what request makes of its number, and waits for the answer. After limit, or
+// Limits.Cancel after cancelled is closed, the mover is lost; the wait ends when it is reaped.
 func (p *process) call(what string, limit time.Duration, cancelled <-chan struct{},
-	msg func(number uint64) ([]byte, []int)) (cudaipc.State, error) {
+	request func(number uint64) ([]byte, []int)) (cudaipc.State, error) {
 	call := &call{what: what, until: p.clock.Load() + p.ticks(limit), done: make(chan struct{})}
 	number, err := p.calls.add(call)
 	if err != nil {
 		return call.state, err
 	}
-	b, fds := msg(number)
+	b, fds := request(number)
 	if err := p.post(what, b, fds); errors.Is(err, errNotSent) {
 		p.calls.take(number)
 		return call.state, fmt.Errorf("mover %s: %s: %w", p.m.opts.Name, what, err)
@@ -277,18 +277,21 @@ func (p *process) openDevice() error {
 	return err
 }
 
-func (p *process) importPeer(im *cudaipc.Import) error {
-	_, err := p.call(fmt.Sprintf("import of peer %d", im.Peer), p.m.opts.Limits.Import, im.Cancelled,
-		func(number uint64) ([]byte, []int) { return putImport(number, im) })
+func (p *process) importPeer(of *peer, im *cudaipc.Import) error {
+	_, err := p.call("import of an engine's memory", p.m.opts.Limits.Import, im.Cancelled,
+		func(number uint64) ([]byte, []int) {
+			of.number = number
+			return putImport(number, im)
+		})
 	return err
 }
 
-// closePeer closes a peer. The end of the process counts as the close.
-func (p *process) closePeer(id cudaipc.PeerID) error {
+// closePeer closes a peer, or with allPeers the device. The end of the process counts as the close.
+func (p *process) closePeer(peer uint64) error {
 	p.closing.Add(1)
 	defer p.closing.Add(-1)
-	_, err := p.call(fmt.Sprintf("close of peer %d", id), p.m.opts.Limits.Close, nil,
-		func(number uint64) ([]byte, []int) { return pack(nil, msgClose, number, id), nil })
+	_, err := p.call("close of an engine's memory", p.m.opts.Limits.Close, nil,
+		func(number uint64) ([]byte, []int) { return pack(nil, msgClose, number, peer), nil })
 	if errors.As(err, new(*cudaipc.LostError)) {
 		return nil
 	}
@@ -296,16 +299,16 @@ func (p *process) closePeer(id cudaipc.PeerID) error {
 }
 
 // release closes a peer, if need be with the process.
-func (p *process) release(id cudaipc.PeerID) {
-	if err := p.closePeer(id); err != nil {
-		p.lose(cudaipc.LostCall, fmt.Errorf("close of peer %d: %w", id, err))
+func (p *process) release(peer uint64) {
+	if err := p.closePeer(peer); err != nil {
+		p.lose(cudaipc.LostCall, fmt.Errorf("close: %w", err))
 		<-p.reaped
 	}
 }
 
-func (p *process) poll(w cudaipc.Wait) (cudaipc.State, error) {
+func (p *process) poll(peer uint64, w cudaipc.Wait) (cudaipc.State, error) {
 	s, err := p.call("poll", p.m.opts.Limits.Poll, nil,
-		func(number uint64) ([]byte, []int) { return pack(nil, msgPoll, number, &w), nil })
+		func(number uint64) ([]byte, []int) { return pack(nil, msgPoll, number, &pollHead{peer, w}), nil })
 	if errors.As(err, new(*cudaipc.LostError)) {
 		err = fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
 	}

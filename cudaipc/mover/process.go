@@ -40,14 +40,22 @@ type process struct {
 	informing sync.Mutex                       // over a call of Informed
 	begun     time.Time
 	bound     string // NUMA binding, or why there is none
-	over      bool   // under Mover.mu: its end is reported
+
+	// Under Mover.mu.
+	over    bool               // its end is reported
+	peers   map[*peer]struct{} // open
+	flights map[uint64]flight  // by number
+	last    uint64             // such number
 
 	calls   calls
 	closing atomic.Int32 // peers that are being closed
 }
 
 // lane counts the copies of one direction of a peer that are in its process.
-type lane struct{ pending, since atomic.Int64 } // since: the tick since which none has ended
+type lane struct {
+	pending int
+	since   int64 // the tick since which none has ended
+}
 
 func (m *Mover) alive() (*process, error) {
 	m.starting.Lock()
@@ -137,6 +145,7 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 	proc := &process{
 		m: m, conn: conn, begun: time.Now(),
 		ending: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
+		peers: map[*peer]struct{}{}, flights: map[uint64]flight{},
 	}
 	proc.calls.init()
 	c := m.opts.Command
@@ -177,7 +186,7 @@ func (p *process) run(theirs *os.File, started chan<- error) {
 
 // quit ends the process in order and returns when it is reaped.
 func (p *process) quit() error {
-	err := p.closePeer(cudaipc.AllPeers)
+	err := p.closePeer(allPeers)
 	p.quitting.Store(true)
 	p.conn.close()
 	if !cudaipc.ClosesWithin(p.reaped, endWait) {

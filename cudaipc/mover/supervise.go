@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -44,7 +45,7 @@ func (p *process) message(b []byte) error {
 		if err != nil {
 			return err
 		}
-		return p.finish(cudaipc.Ticket(m.number), d)
+		return p.finish(m.number, d)
 	case msgInfo:
 		info := &cudaipc.CUDAInfo{}
 		err := m.read(info)
@@ -112,13 +113,11 @@ func (p *process) overdue(now int64) (cudaipc.LossReason, error) {
 	if call := p.calls.overdue(now); call != nil {
 		return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, p.m.errorHint())
 	}
-	for _, one := range p.m.table.All() {
-		for i := range one.lanes {
-			l := &one.lanes[i]
-			if one.process == p && l.pending.Load() > 0 && now-l.since.Load() > p.ticks(limits.Copy) {
-				return cudaipc.LostCopy, fmt.Errorf("no copy of peer %d ended within %v%s", one.ID, limits.Copy,
-					p.m.errorHint())
-			}
+	p.m.mu.RLock()
+	defer p.m.mu.RUnlock()
+	for _, f := range p.flights {
+		if now-f.lane.since > p.ticks(limits.Copy) {
+			return cudaipc.LostCopy, fmt.Errorf("no copy of an engine ended within %v%s", limits.Copy, p.m.errorHint())
 		}
 	}
 	return "", nil
@@ -134,10 +133,17 @@ func (m *Mover) errorHint() string {
 		"Engines on other GPUs, and on CPUs, are served on"
 }
 
+// open returns the peers that are open.
+func (p *process) open() []*peer {
+	p.m.mu.RLock()
+	defer p.m.mu.RUnlock()
+	return slices.Collect(maps.Keys(p.peers))
+}
+
 // releasing reports whether a peer of a process is being closed, or will be because it is dead.
 func (p *process) releasing() bool {
 	return p.closing.Load() > 0 ||
-		slices.ContainsFunc(p.m.table.All(), func(one *peer) bool { return one.process == p && one.Dead() })
+		slices.ContainsFunc(p.open(), (*peer).Dead)
 }
 
 // ping asks for a sign of life, unless another message is being sent, for which it would have to

@@ -19,7 +19,6 @@ import (
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/history"
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -235,7 +234,7 @@ func (a *lookupAgent) close() (err error) {
 		a.agent.Close()
 	}
 	if a.device != nil {
-		err = a.device.Close(cudaipc.AllPeers)
+		err = a.device.Close()
 	}
 	if a.pool != nil {
 		err = errors.Join(err, a.pool.Close())
