@@ -165,7 +165,6 @@ func (th *thread) outcome(wait cudaipc.Ticket, err error) (cudaipc.Done, error) 
 		if ok || err != nil {
 			return d, err
 		}
-		th.sweep()
 	}
 }
 

@@ -114,9 +114,11 @@ type Config struct {
 	// Refusable: what is saved is for memory alone, which may refuse blocks that nobody waits for.
 	Refusable bool
 	// Owner returns the owner of the blocks that the worker stores; nil: they have none.
-	Owner    func() pool.Owner
-	Limits   Limits
-	Complete func(Completion) // called from the worker's threads, never under a lock; must not block
+	Owner  func() pool.Owner
+	Limits Limits
+	// Complete is called from the worker's threads, Cancel and Close, never under a lock. It must
+	// not block.
+	Complete func(Completion)
 }
 
 // Held is a shard that a worker holds, and where its blocks lie.

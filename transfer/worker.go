@@ -47,7 +47,7 @@ func Start(cfg Config) (*Worker, error) {
 	w.mu.jobs = map[uint64]*task{}
 	for _, kind := range []Kind{Save, Load} {
 		th := &thread{
-			w: w, kind: kind, wake: make(chan struct{}, 1), phase: Idle, since: time.Now(),
+			w: w, kind: kind, more: sync.NewCond(&w.mu), phase: Idle, since: time.Now(),
 			picker: newPicker(&w.cfg.Sampling, kind),
 		}
 		w.mu.threads[kind] = th
@@ -88,11 +88,20 @@ func (w *Worker) plan() error {
 // waits for copies without a time limit, because only their end proves that nothing is touched.
 func (w *Worker) Close() {
 	w.mu.Lock()
+	var queued []*task
 	if !w.mu.closed {
 		w.mu.closed = true
 		close(w.stop)
+		for _, th := range w.mu.threads {
+			queued, th.queue = append(queued, th.queue...), nil
+			th.more.Signal()
+		}
 	}
 	w.mu.Unlock()
+	for _, t := range queued {
+		t.setFrom(0, Cancelled)
+		w.report(t)
+	}
 	w.ended.Wait()
 }
 
