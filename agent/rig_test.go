@@ -137,11 +137,9 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 
 func openTestDevice(t testing.TB, p arenaPool, c *rigConfig) cudaipc.Device {
 	t.Helper()
-	_, fd := p.Arena()
+	arena, fd := p.Arena()
 	if c.moved == nil && os.Getenv(moverEnv) == "" {
-		device, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: p.Stats().Capacity})
-		check(t, err)
-		return device
+		return host.Open(arena)
 	}
 	o := mover.Options{}
 	if c.moved != nil {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
-	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
@@ -88,9 +87,7 @@ func (s *torn) lost(id uint64, want pool.Status) (lost int) {
 }
 
 var tornDevices = map[string]func(fd int, size int64) (cudaipc.Device, error){
-	"host": func(fd int, size int64) (cudaipc.Device, error) {
-		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
-	},
+	"host": openHost,
 	"host in a mover": func(fd int, size int64) (cudaipc.Device, error) {
 		return mover.New(mover.Options{
 			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, Node: -1,

@@ -10,7 +10,6 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
-	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	devices "github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/pool"
@@ -39,14 +38,10 @@ func hostEngine(t devicetest.T, s devicetest.Spec) devicetest.Engine {
 
 // sampledDevices are all devices that this build has without a GPU.
 var sampledDevices = map[string]openSampled{
-	"host": {engine: hostEngine, device: func(fd int, size int64) (cudaipc.Device, error) {
-		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
-	}},
+	"host": {engine: hostEngine, device: openHost},
 	"process": {engine: func(t devicetest.T, s devicetest.Spec) devicetest.Engine {
 		return devicetest.HostEngine(t, s, cudaipc.KindPeer)
-	}, device: func(fd int, size int64) (cudaipc.Device, error) {
-		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
-	}},
+	}, device: openHost},
 	"mover": {engine: hostEngine, device: func(fd int, size int64) (cudaipc.Device, error) {
 		m, err := mover.New(mover.Options{
 			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size,

@@ -23,11 +23,8 @@ func BenchmarkStaged(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	arena, fd := p.Arena()
-	device, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: int64(len(arena))})
-	if err != nil {
-		b.Fatal(err)
-	}
+	arena, _ := p.Arena()
+	device := host.Open(arena)
 	e, err := engine.NewHost(1, 1)
 	if err != nil {
 		b.Fatal(err)

@@ -34,9 +34,16 @@ type node struct {
 
 func newNode(t *testing.T, poolBlocks int) *node {
 	t.Helper()
-	return newNodeOn(t, poolBlocks, func(fd int, size int64) (cudaipc.Device, error) {
-		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
-	})
+	return newNodeOn(t, poolBlocks, openHost)
+}
+
+// openHost opens the host device on an arena, which stays mapped.
+func openHost(fd int, size int64) (cudaipc.Device, error) {
+	arena, err := cudaipc.MapFD(fd, size)
+	if err != nil {
+		return nil, err
+	}
+	return host.Open(arena), nil
 }
 
 // newNodeOn returns a node with the device that open makes of the pool's arena.

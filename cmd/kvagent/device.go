@@ -80,7 +80,7 @@ func informGPU(log *zap.Logger) func(cudaipc.CUDAInfo) {
 
 func openHost(kind string, arena []byte, base mover.Options) (cudaipc.Device, error) {
 	if kind != settings.DeviceHostMover {
-		return host.Open(host.Options{Arena: arena})
+		return host.Open(arena), nil
 	}
 	m, err := mover.New(base)
 	if err != nil {

@@ -27,11 +27,10 @@ import (
 // from then on, and copies in flight are not known to have ended until this process has. No call
 // here waits for all of a GPU's work, and no stream waits for an engine's event.
 type Device struct {
-	peers    cudaipc.Peers
-	arena    []byte
-	ownArena bool // the arena was mapped here
-	gpu      driver.GPU
-	ctx      *driver.Context
+	peers cudaipc.Peers
+	arena []byte
+	gpu   driver.GPU
+	ctx   *driver.Context
 
 	opener, asker *driver.Role
 	lanes         [2]*lane // by Direction
@@ -62,12 +61,6 @@ func Open(o Options) (*Device, error) {
 	}
 	d := &Device{arena: o.Arena, gpu: gpu}
 	d.lost.ch = make(chan struct{})
-	if d.arena == nil {
-		if d.arena, err = cudaipc.MapFD(o.ArenaFD, o.ArenaSize); err != nil {
-			return nil, fmt.Errorf("arena: %w", err)
-		}
-		d.ownArena = true
-	}
 	if err := d.open(&o); err != nil {
 		return nil, fmt.Errorf("%s: %w", cudaipc.UUID(gpu.UUID), errors.Join(err, d.shut()))
 	}
@@ -126,9 +119,6 @@ func (d *Device) shut() error {
 	}
 	if d.ctx != nil {
 		errs = append(errs, d.ctx.Release())
-	}
-	if d.ownArena {
-		errs = append(errs, cudaipc.Unmap(d.arena))
 	}
 	return errors.Join(errs...)
 }

@@ -13,14 +13,10 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-const arenaSize = 4 << 20
-
 // TestCUDALostDevice expects that after an error that no later call survives every call reports it,
 // and that Close still ends everything.
 func TestCUDALostDevice(t *testing.T) {
-	fd := memfd(t, arenaSize)
-	defer func() { _ = unix.Close(fd) }()
-	d, err := Open(Options{ArenaFD: fd, ArenaSize: arenaSize})
+	d, err := Open(Options{Arena: memory(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,9 +48,7 @@ func TestCUDALostDevice(t *testing.T) {
 // TestCUDALoadsGoFirst expects each direction to have a stream of its own, and the GPU to do the
 // loads first.
 func TestCUDALoadsGoFirst(t *testing.T) {
-	fd := memfd(t, arenaSize)
-	defer func() { _ = unix.Close(fd) }()
-	d, err := Open(Options{ArenaFD: fd, ArenaSize: arenaSize})
+	d, err := Open(Options{Arena: memory(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,16 +64,14 @@ func TestCUDALoadsGoFirst(t *testing.T) {
 	}
 }
 
-func memfd(t *testing.T, size int64) int {
+// memory returns an arena of 4 MiB.
+func memory(t *testing.T) []byte {
 	t.Helper()
-	fd, err := unix.MemfdCreate("cuda-test", unix.MFD_CLOEXEC)
+	mem, err := unix.Mmap(-1, 0, 4<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Ftruncate(fd, size); err != nil {
-		t.Fatal(err)
-	}
-	return fd
+	return mem
 }
 
 func second[T any](_ T, err error) error { return err }

@@ -40,11 +40,8 @@ const (
 type Options struct {
 	GPU cudaipc.UUID // zero: the only one that this process sees
 	// Arena is mapped memory outside of Go's heap. It stays the caller's, and mapped until
-	// Device.Close has returned. If it is nil, the device maps ArenaSize bytes of ArenaFD, a
-	// memfd that stays the caller's and may be closed after Open.
-	Arena     []byte
-	ArenaFD   int
-	ArenaSize int64
+	// Device.Close has returned.
+	Arena []byte
 
 	PinPiece int64    // bytes, a multiple of the page; it and the next two are for tests
 	Ring     int64    // bytes

@@ -22,10 +22,7 @@ func Host(t T, arenaSize int64, kind cudaipc.Kind) Fixture {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	host, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: arenaSize})
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := host.Open(arena)
 	t.Cleanup(func() { closeDevice(t, host) })
 	engine := func(t T, s Spec) Engine { return HostEngine(t, s, kind) }
 	return Fixture{Device: host, Arena: arena, Engine: engine}

@@ -20,11 +20,11 @@ func TestArenaLosesAPage(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				arena := memfd(t, block*blocks)
 				defer func() { _ = unix.Close(arena) }()
-				h, err := Open(Options{ArenaFD: arena, ArenaSize: block * blocks})
+				mapped, err := cudaipc.MapFD(arena, block*blocks)
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer func() { _ = h.Close() }()
+				h := Open(mapped)
 				mem := make([]byte, block*blocks)
 				addr := uint64(uintptr(unsafe.Pointer(&mem[0])))
 				region := cudaipc.Region{ID: 1, Kind: kind, Size: block * blocks, Addr: addr}

@@ -8,47 +8,23 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// Options of a host device.
-type Options struct {
-	// Arena is mapped memory, which stays the caller's, and mapped until Device.Close. If it is
-	// nil, the device maps ArenaSize bytes of ArenaFD, which may be closed after Open.
-	Arena     []byte
-	ArenaFD   int
-	ArenaSize int64
-}
-
 // Device is the device on shared memory. It maps the regions of its peers into this
 // process, or reaches their memory by process_vm_readv. A peer that changes its memory can only
 // make its own blocks bad: pagefault.Guard turns the SIGBUS of a file that was truncated under the
 // mapping, or that has no page left, into the end of the copy. A seal against shrinking would not
 // cover the second case, nor memory of libraries that do not seal.
 type Device struct {
-	arena    []byte
-	ownArena bool // mapped here
-	peers    cudaipc.Peers
+	arena []byte
+	peers cudaipc.Peers
 }
 
 var _ cudaipc.Device = (*Device)(nil)
 
-// Open maps the arena. Close frees it.
-func Open(o Options) (*Device, error) {
-	h := &Device{arena: o.Arena, ownArena: o.Arena == nil}
-	if h.ownArena {
-		var err error
-		if h.arena, err = cudaipc.MapFD(o.ArenaFD, o.ArenaSize); err != nil {
-			return nil, fmt.Errorf("arena: %w", err)
-		}
-	}
-	return h, nil
-}
+// Open returns the device of an arena, mapped memory that stays the caller's.
+func Open(arena []byte) *Device { return &Device{arena: arena} }
 
-// Close frees the arena.
-func (h *Device) Close() error {
-	if err := h.peers.Close(); err != nil || !h.ownArena {
-		return err
-	}
-	return cudaipc.Unmap(h.arena)
-}
+// Close ends the device: the arena is not touched any more.
+func (h *Device) Close() error { return h.peers.Close() }
 
 // peer is a peer of the host device, with its goroutines.
 type peer struct {

@@ -36,10 +36,11 @@ func openHost(t *testing.T) *Device {
 	t.Helper()
 	fd := memfd(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	h, err := Open(Options{ArenaFD: fd, ArenaSize: arenaSize})
+	arena, err := cudaipc.MapFD(fd, arenaSize)
 	if err != nil {
 		t.Fatal(err)
 	}
+	h := Open(arena)
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			t.Errorf("closing the device: %v", err)

@@ -143,10 +143,7 @@ func (b *transferBench) open(memory int64) (err error) {
 		return err
 	}
 	arena, _ := b.pool.Arena()
-	b.host, err = host.Open(host.Options{Arena: arena})
-	if err != nil {
-		return err
-	}
+	b.host = host.Open(arena)
 	region, err := b.memory.Region().Dup()
 	if err != nil {
 		return err

@@ -56,12 +56,8 @@ func serve(dir string, disks []string, in io.Reader, out io.Writer) (err error) 
 	if err := p.Populated(); err != nil {
 		return err
 	}
-	_, fd := p.Arena()
-	h, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: p.Info().Bytes})
-	if err != nil {
-		return err
-	}
-	d := newDevice(h, func() { fmt.Fprintln(out, "held") })
+	arena, _ := p.Arena()
+	d := newDevice(host.Open(arena), func() { fmt.Fprintln(out, "held") })
 	defer func() { err = errors.Join(err, d.Close()) }()
 	all, end, err := below(p, disks)
 	if err != nil {
