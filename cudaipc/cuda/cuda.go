@@ -54,7 +54,6 @@ const Built = true
 // Open opens a GPU for peers. Close releases everything.
 func Open(o Options) (*Device, error) {
 	o.PinPiece, o.Ring = cmp.Or(o.PinPiece, DefaultPinPiece), cmp.Or(o.Ring, DefaultRing)
-	o.InFlight = cmp.Or(o.InFlight, DefaultInFlight)
 	gpu, err := FindGPU(o.GPU)
 	if err != nil {
 		return nil, err

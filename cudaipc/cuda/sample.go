@@ -182,7 +182,7 @@ func (s *summers) sum(part sumPart) {
 				n += int64(c.Runs[run].Len)
 			}
 			if err := pagefault.Guard(s.arena, nil, func() { state = sumOf(s.arena[off:off+n], state) }); err != nil {
-				part.f.fault(uint64(off), uint64(n), err)
+				part.f.mark(i, err)
 			}
 		}
 		part.f.End.Sums[i] = state

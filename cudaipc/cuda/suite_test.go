@@ -21,7 +21,7 @@ func TestCUDADevice(t *testing.T) {
 		{"Pieces", cudaipc.KindCUDAFD, nil},
 		{"Ring", cudaipc.KindCUDA, func(o *cuda.Options) { o.NoPin, o.Ring = true, 1<<20 }},
 		{"Single", cudaipc.KindCUDA, func(o *cuda.Options) { o.Path = cuda.CopySingle }},
-		{"SmallPins", cudaipc.KindCUDA, func(o *cuda.Options) { o.PinPiece, o.Ring, o.InFlight = 1<<16, 1<<17, 1<<18 }},
+		{"SmallPins", cudaipc.KindCUDA, func(o *cuda.Options) { o.PinPiece, o.Ring = 1<<16, 1<<17 }},
 	} {
 		t.Run(variant.name, func(t *testing.T) {
 			devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {

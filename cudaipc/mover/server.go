@@ -138,7 +138,7 @@ func (s *server) lost(err error) bool {
 	if !errors.Is(err, cudaipc.ErrLost) {
 		return false
 	}
-	_ = s.send(pack(nil, msgLost, 0, err.Error()))
+	_ = s.send(pack(nil, msgInfo, 0, cudaipc.CUDAInfo{Lost: err.Error()}))
 	return true
 }
 

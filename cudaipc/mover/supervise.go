@@ -49,20 +49,16 @@ func (p *process) message(b []byte) error {
 	case msgInfo:
 		info := &cudaipc.CUDAInfo{}
 		err := m.read(info)
+		if info.Lost != "" {
+			p.lose(cudaipc.LostDevice, errors.New(info.Lost))
+			return err
+		}
 		if p.info.Store(info); p.m.opts.Informed != nil && p.informing.TryLock() { // else the next report tells
 			p.m.processes.Go(func() {
 				defer p.informing.Unlock()
 				p.m.opts.Informed(*info)
 			})
 		}
-		if info.Lost != "" {
-			p.lose(cudaipc.LostDevice, errors.New(info.Lost))
-		}
-		return err
-	case msgLost:
-		var why string
-		err := m.read(&why)
-		p.lose(cudaipc.LostDevice, errors.New(why))
 		return err
 	case msgAnswer:
 		call := p.calls.take(m.number)

@@ -26,8 +26,7 @@ const (
 	msgAnswer                 // mover: answer, to setup, import, close and poll
 	msgDone                   // mover: doneHead and the sums: the end of a copy
 	msgPong                   // mover
-	msgInfo                   // mover: CUDAInfo, from time to time
-	msgLost                   // mover: why its device is lost (ErrLost); the agent ends it
+	msgInfo                   // mover: CUDAInfo, from time to time, and when its device is lost
 )
 
 // message is a message that was received.
