@@ -79,7 +79,5 @@ type CUDAInfo struct {
 	PinSeconds float64 // that the pinning has taken, or took in all
 	RingBytes  uint64  `metric:"gpu_ring_bytes_total"` // copied through the rings so far
 
-	Singles, Batches, Rects uint64 // calls so far
-
 	Lost string // why every later call fails; empty: they do not
 }

@@ -64,7 +64,8 @@ func (th *thread) spare() *flight {
 		f, th.spares = th.spares[n-1], th.spares[:n-1]
 	}
 	f.copy = cudaipc.Copy{
-		Sum: th.w.cfg.Integrity == Full, Runs: f.copy.Runs[:0], Blocks: f.copy.Blocks[:0],
+		Dir: cudaipc.Direction(th.kind), Sum: th.w.cfg.Integrity == Full,
+		Runs: f.copy.Runs[:0], Blocks: f.copy.Blocks[:0],
 	}
 	f.slots, f.status, f.number = f.slots[:0], f.status[:0], f.number[:0]
 	f.where, f.checked, f.sums = f.where[:0], f.checked[:0], nil
@@ -120,7 +121,7 @@ func (th *thread) awaitCopy(t *task, f *flight, before pool.Status) {
 	bad := th.copied(t, f)
 	for i := range bad {
 		if bad[i] {
-			f.status[i] = th.failureStatus(&f.slots[i], f.copy.Dir)
+			f.status[i] = th.failureStatus(&f.slots[i])
 		}
 	}
 	if th.kind == Load {
@@ -148,8 +149,8 @@ func (th *thread) copied(t *task, f *flight) (bad []bool) {
 
 // failureStatus returns the status of a block that was not copied. If the pool cannot read its
 // slot, the slot is the reason: a load drops the entry then, so that it is not promised again.
-func (th *thread) failureStatus(slot *pool.Slot, dir cudaipc.Direction) pool.Status {
-	if !th.w.cfg.Slots.Probe(*slot) && dir == cudaipc.Scatter {
+func (th *thread) failureStatus(slot *pool.Slot) pool.Status {
+	if !th.w.cfg.Slots.Probe(*slot) && th.kind == Load {
 		return pool.Corrupt
 	}
 	return Failed

@@ -127,7 +127,7 @@ func (th *thread) sampleFor(f *flight, at *place) *sampleRequest {
 		}
 	}
 	a := &sampleRequest{held: at.held, group: at.group, sample: cudaipc.Sample{
-		Within: th.w.cfg.Limits.SampleWait, Pieces: th.w.held[at.held].pieces[at.group],
+		Within: th.w.cfg.Limits.SampleWait, Pieces: th.w.held[at.held].layout[at.group].Segments,
 	}}
 	f.samples = append(f.samples, a)
 	return a
@@ -162,7 +162,7 @@ func (th *thread) compare(t *task, f *flight, wanted bool) {
 			case !ok:
 				t.sample.Unverified++
 				if th.kind == Save { // it could not be loaded
-					f.status[i] = th.failureStatus(&f.slots[i], f.copy.Dir)
+					f.status[i] = th.failureStatus(&f.slots[i])
 				}
 			case slot == engine:
 				t.sample.Matched++
@@ -225,14 +225,4 @@ func (j *Job) hash(number int) []byte {
 		number -= h.N
 	}
 	return nil
-}
-
-// piecesOf returns a group's segments as a device takes them for samples: those of the
-// registration, not merged.
-func piecesOf(g *GroupLayout) []cudaipc.Piece {
-	out := make([]cudaipc.Piece, len(g.Segments))
-	for i, s := range g.Segments {
-		out[i] = cudaipc.Piece{Region: s.Region, Offset: s.Offset, Stride: s.Stride, Bytes: s.Bytes}
-	}
-	return out
 }

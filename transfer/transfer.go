@@ -23,7 +23,7 @@ const (
 // Kind of a job.
 type Kind uint8
 
-// The kinds of jobs.
+// The kinds of jobs; the numbers are those of cudaipc's directions.
 const (
 	Save Kind = iota
 	Load

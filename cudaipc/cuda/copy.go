@@ -166,17 +166,14 @@ func (l *lane) send() error {
 		is.batch.Reset()
 	}
 	if len(is.rects) > 0 {
-		l.counts.rects.Add(uint64(len(is.rects)))
 		if err := l.stream.Rects(is.rects, toHost); err != nil {
 			return err
 		}
 	}
 	if len(is.batch.Len) > 0 {
-		l.counts.batches.Add(1)
 		if err := l.stream.Batch(&is.batch); err != nil {
 			return err
 		}
 	}
-	l.counts.singles.Add(uint64(len(is.each.Len)))
 	return l.stream.Each(&is.each, toHost)
 }

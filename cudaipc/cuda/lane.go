@@ -53,7 +53,7 @@ type lane struct {
 	started []chunk // oldest first
 	events  []driver.Event
 
-	counts struct{ singles, batches, rects, ring atomic.Uint64 }
+	ringBytes atomic.Uint64 // copied through the ring so far
 }
 
 // chunk is some calls and the event recorded after them.

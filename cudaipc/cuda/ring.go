@@ -98,7 +98,7 @@ func (l *lane) viaRing() (*staged, uint64, error) {
 			l.rects = l.rects[1:]
 		}
 	}
-	l.counts.ring.Add(used)
+	l.ringBytes.Add(used)
 	return s, used, l.send()
 }
 
@@ -227,10 +227,7 @@ func (d *Device) Info() cudaipc.CUDAInfo {
 	}
 	d.pins.fillInfo(&i)
 	for _, l := range d.lanes {
-		i.RingBytes += l.counts.ring.Load()
-		i.Singles += l.counts.singles.Load()
-		i.Batches += l.counts.batches.Load()
-		i.Rects += l.counts.rects.Load()
+		i.RingBytes += l.ringBytes.Load()
 	}
 	if err := d.alive(); err != nil {
 		i.Lost = err.Error()

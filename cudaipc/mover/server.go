@@ -149,14 +149,6 @@ func (s *server) answer(number uint64, err error) {
 	}
 }
 
-// device returns the device, or nil.
-func (s *server) device() cudaipc.Device {
-	if d := s.opened.Load(); d != nil {
-		return *d
-	}
-	return nil
-}
-
 // infoEvery is how often a mover sends the state of its device.
 const infoEvery = 2 * time.Second
 
@@ -210,11 +202,11 @@ func (s *server) closePeer(number uint64) error {
 }
 
 func (s *server) closeDevice() error {
-	d := s.device()
+	d := s.opened.Load()
 	if d == nil {
 		return nil
 	}
-	err := d.Close()
+	err := (*d).Close()
 	if err == nil {
 		s.opened.Store(nil)
 	}

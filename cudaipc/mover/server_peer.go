@@ -1,7 +1,6 @@
 package mover
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -10,8 +9,6 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
-
-var errNoSetup = fmt.Errorf("the mover has no device: %w", cudaipc.ErrPeer)
 
 // setup opens the device; the arena's descriptor comes with it.
 func (s *server) setup(m *message, fds []int) error {
@@ -35,9 +32,7 @@ func (s *server) openDevice(o Setup) error {
 	if err != nil {
 		return err
 	}
-	if !s.opened.CompareAndSwap(nil, &d) {
-		return errors.Join(fmt.Errorf("set up already: %w", cudaipc.ErrBusy), d.Close())
-	}
+	s.opened.Store(&d)
 	if r, ok := d.(interface{ Info() cudaipc.CUDAInfo }); ok {
 		s.running.Go(func() { s.report(r) })
 	}
@@ -54,13 +49,7 @@ func (s *server) startImport(m *message, fds []int) error {
 		return nil
 	}
 	s.running.Go(func() {
-		d := s.device()
-		if d == nil {
-			im.CloseAll()
-			s.answer(number, errNoSetup)
-			return
-		}
-		p, err := d.Import(im)
+		p, err := (*s.opened.Load()).Import(im) // which the agent asks for after the answer to its setup
 		if err == nil {
 			s.peers.Store(number, p)
 		}

@@ -200,9 +200,6 @@ func takeDone(m *message) (d cudaipc.Done, err error) {
 	return d, err
 }
 
-// maxHandle is the longest handle of a region that is carried, bytes.
-const maxHandle = 256
-
 // putImport encodes an import and lists its descriptors: the proof's, then the regions'.
 func putImport(number uint64, im *cudaipc.Import) (msg []byte, fds []int) {
 	for _, fd := range descriptors(im) {
