@@ -32,7 +32,6 @@ type Options struct {
 	AskEvents bool
 	Command   []string // of the process; nil: this binary, with the argument "mover"
 	Env       []string // besides this process's
-	Node      int      // NUMA node to bind the process to, its processors and its memory; below 0: none
 	Limits    Limits
 	// Kill replaces the kill of a process in tests, for one that does not end, also at this one's
 	// death; nil: SIGKILL.
@@ -40,9 +39,9 @@ type Options struct {
 	deathSignal unix.Signal // that a process gets at the death of this one
 }
 
-// ForGPU returns the options of the mover of one GPU: its name, and its NUMA node if known.
+// ForGPU returns the options of the mover of one GPU.
 func (o Options) ForGPU(gpu cudaipc.UUID) Options {
-	o.Name, o.Device, o.GPU, o.Node = gpu.String(), cudaipc.CUDADevice, gpu, node.NUMANode(gpu)
+	o.Name, o.Device, o.GPU = gpu.String(), cudaipc.CUDADevice, gpu
 	o.Env = append(slices.Clone(o.Env), node.GPUEnv(gpu)...)
 	return o
 }

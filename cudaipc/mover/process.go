@@ -39,7 +39,6 @@ type process struct {
 	info      atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
 	informing sync.Mutex                       // over a call of Informed
 	begun     time.Time
-	bound     string // NUMA binding, or why there is none
 
 	// Under Mover.mu.
 	over    bool               // its end is reported
@@ -161,11 +160,9 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 }
 
 // run owns the process. Its thread lives exactly as long as the process: the parent-death signal
-// comes at the death of the starting thread, and the thread may be bound to a node, which the
-// process inherits.
+// comes at the death of the starting thread.
 func (p *process) run(theirs *os.File, started chan<- error) {
 	runtime.LockOSThread()
-	p.bound = bindThread(p.m.opts.Node)
 	err := p.cmd.Start()
 	_ = theirs.Close() // the process has it
 	if err == nil {
