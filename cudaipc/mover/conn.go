@@ -156,77 +156,22 @@ func closeAll(fds []int) {
 	}
 }
 
-// calls are the requests without an answer yet: a few of each worker of an engine.
-type calls struct {
-	mu struct {
-		sync.Mutex
-		open map[uint64]*call
-		last uint64
-		err  error // the process has ended: no more calls
-	}
-}
-
-// call is one request.
+// call is a request without an answer yet; a few of each worker of an engine.
 type call struct {
 	what  string
-	until int64         // tick
+	until int64         // tick; under Mover.mu
 	state cudaipc.State // these two are readable once done is closed
 	err   error
-	done  chan struct{} // closed after the call was removed from open
+	done  chan struct{} // closed after the call was taken
 }
 
-func (c *calls) init() { c.mu.open = map[uint64]*call{} }
-
-func (c *calls) add(call *call) (uint64, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.mu.err != nil {
-		return 0, c.mu.err
-	}
-	c.mu.last++
-	c.mu.open[c.mu.last] = call
-	return c.mu.last, nil
-}
-
-func (c *calls) take(number uint64) *call {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	call := c.mu.open[number]
-	delete(c.mu.open, number)
+// takeCall removes a call, which is nil if there is none.
+func (p *process) takeCall(number uint64) *call {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	call := p.calls[number]
+	delete(p.calls, number)
 	return call
-}
-
-// overdue returns a request whose time is over.
-func (c *calls) overdue(now int64) *call {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, call := range c.mu.open {
-		if now > call.until {
-			return call
-		}
-	}
-	return nil
-}
-
-// shorten gives a request no more time than until.
-func (c *calls) shorten(number uint64, until int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if call := c.mu.open[number]; call != nil {
-		call.until = min(call.until, until)
-	}
-}
-
-// fail ends all requests, and those that come later.
-func (c *calls) fail(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.mu.err = err
-	for number, call := range c.mu.open {
-		delete(c.mu.open, number)
-		call.err = err
-		close(call.done)
-	}
 }
 
 // call sends what request makes of its number, and waits for the answer. After limit, or
@@ -234,19 +179,26 @@ func (c *calls) fail(err error) {
 func (p *process) call(what string, limit time.Duration, cancelled <-chan struct{},
 	request func(number uint64) ([]byte, []int)) (cudaipc.State, error) {
 	call := &call{what: what, until: p.clock.Load() + p.ticks(limit), done: make(chan struct{})}
-	number, err := p.calls.add(call)
-	if err != nil {
-		return call.state, err
+	p.m.mu.Lock()
+	if p.over {
+		p.m.mu.Unlock()
+		return call.state, p.err()
 	}
+	p.last++
+	number := p.last
+	p.calls[number] = call
+	p.m.mu.Unlock()
 	b, fds := request(number)
 	if err := p.post(what, b, fds); errors.Is(err, errNotSent) {
-		p.calls.take(number)
+		p.takeCall(number)
 		return call.state, fmt.Errorf("mover %s: %s: %w", p.m.opts.Name, what, err)
 	}
 	select {
 	case <-call.done:
 	case <-cancelled:
-		p.calls.shorten(number, p.clock.Load()+p.ticks(p.m.opts.Limits.Cancel))
+		p.m.mu.Lock()
+		call.until = min(call.until, p.clock.Load()+p.ticks(p.m.opts.Limits.Cancel))
+		p.m.mu.Unlock()
 		<-call.done
 	}
 	return call.state, call.err

@@ -13,7 +13,6 @@ import (
 func TestFirstCopyAfterAPauseIsNotOverdue(t *testing.T) {
 	p := &process{m: &Mover{opts: Options{Limits: DefaultLimits}}, flights: map[uint64]flight{}}
 	p.m.opts.Limits.Ping = math.MaxInt64 / 2
-	p.calls.init()
 	one := &peer{process: p}
 	stop := make(chan struct{})
 	defer close(stop)

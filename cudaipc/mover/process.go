@@ -44,9 +44,9 @@ type process struct {
 	over    bool               // its end is reported
 	peers   map[*peer]struct{} // open
 	flights map[uint64]flight  // by number
+	calls   map[uint64]*call   // by number
 	last    uint64             // such number
 
-	calls   calls
 	closing atomic.Int32 // peers that are being closed
 }
 
@@ -144,9 +144,8 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 	proc := &process{
 		m: m, conn: conn, begun: time.Now(),
 		ending: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
-		peers: map[*peer]struct{}{}, flights: map[uint64]flight{},
+		peers: map[*peer]struct{}{}, flights: map[uint64]flight{}, calls: map[uint64]*call{},
 	}
-	proc.calls.init()
 	c := m.opts.Command
 	proc.cmd = exec.Command(c[0], c[1:]...)
 	proc.cmd.Env = append(os.Environ(), m.opts.Env...)

@@ -110,7 +110,6 @@ func (p *process) end() {
 	p.joined.Wait()
 	p.conn.close()
 	p.m.remove(p)
-	p.calls.fail(p.err())
 	for _, one := range p.open() {
 		if one.Lose(p.err()); one.lost != nil && !p.quitting.Load() {
 			one.lost(p.err())
@@ -119,7 +118,7 @@ func (p *process) end() {
 	close(p.ended)
 }
 
-// remove deletes a process and ends its copies.
+// remove deletes a process and ends its copies and calls.
 func (m *Mover) remove(proc *process) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -133,5 +132,10 @@ func (m *Mover) remove(proc *process) {
 	for _, f := range proc.flights {
 		f.Fail(proc.err())
 	}
+	for _, call := range proc.calls {
+		call.err = proc.err()
+		close(call.done)
+	}
 	clear(proc.flights)
+	clear(proc.calls)
 }

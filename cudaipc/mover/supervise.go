@@ -61,7 +61,7 @@ func (p *process) message(b []byte) error {
 		}
 		return err
 	case msgAnswer:
-		call := p.calls.take(m.number)
+		call := p.takeCall(m.number)
 		if call == nil {
 			return fmt.Errorf("answer to request %d, which was not made: %w", m.number, errWire)
 		}
@@ -106,11 +106,13 @@ func (p *process) overdue(now int64) (cudaipc.LossReason, error) {
 	if now-p.pong.Load() > p.ticks(ping) {
 		return cudaipc.LostPing, fmt.Errorf("it did not answer a ping within %v", ping)
 	}
-	if call := p.calls.overdue(now); call != nil {
-		return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, p.m.errorHint())
-	}
 	p.m.mu.RLock()
 	defer p.m.mu.RUnlock()
+	for _, call := range p.calls {
+		if now > call.until {
+			return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, p.m.errorHint())
+		}
+	}
 	for _, f := range p.flights {
 		if now-f.lane.since > p.ticks(limits.Copy) {
 			return cudaipc.LostCopy, fmt.Errorf("no copy of an engine ended within %v%s", limits.Copy, p.m.errorHint())
