@@ -26,6 +26,7 @@ var sleepsAllowed = map[string]string{
 	"transfer.start":                         "a kernel that takes its time",
 	"cudaipc/mover.Import":                   "an import that takes its time",
 	"transfer.Release":                       "is called in a bubble, by an interface",
+	"transfer.endLate":                       "is called in a bubble, by an interface",
 	"pool/peer.deliver":                      "a link that takes its time",
 	"pool/peer.TestRequeuePause":             "in a bubble, from a hook",
 	"agent.mark":                             "a hand-over that takes its time",

@@ -174,25 +174,36 @@ type heldCopies struct {
 	held    chan struct{} // closed once a copy is held
 }
 
-func (h *heldCopies) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
-	ticket, err := h.Device.Copy(c)
+// heldPeer is a peer of such a device.
+type heldPeer struct {
+	cudaipc.Peer
+	*heldCopies
+}
+
+func (h *heldCopies) Import(im cudaipc.Import) (cudaipc.Peer, error) {
+	p, err := h.Device.Import(im)
+	return &heldPeer{p, h}, err
+}
+
+func (h *heldPeer) Close() error { return h.Peer.Close() }
+
+func (h *heldPeer) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	ticket, err := h.Peer.Copy(c)
 	if c.Dir == cudaipc.Gather && h.gathers.Add(1) == 2 {
 		close(h.held)
 	}
-	return ticket, err
-}
-
-func (h *heldCopies) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	if h.gathers.Load() >= 2 {
-		limit := time.NewTimer(timeout)
-		defer limit.Stop()
-		select {
-		case <-h.release:
-		case <-limit.C:
-			return cudaipc.Done{}, false, nil
+	return func(timeout time.Duration) (cudaipc.Done, bool, error) {
+		if h.gathers.Load() >= 2 {
+			limit := time.NewTimer(timeout)
+			defer limit.Stop()
+			select {
+			case <-h.release:
+			case <-limit.C:
+				return cudaipc.Done{}, false, nil
+			}
 		}
-	}
-	return h.Device.Done(t, timeout)
+		return ticket(timeout)
+	}, err
 }
 
 // savesAtItsBudget is a victim that fills its budget of 8 blocks, and is killed while it stores 4

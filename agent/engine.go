@@ -39,7 +39,7 @@ type seat struct {
 	// A worker's; its session sets them before the seat is registered.
 	layouts []transfer.Held // of shards
 	sizes   [][]uint32      // by index of the shard, then group: bytes of one block
-	peer    cudaipc.PeerID
+	peer    cudaipc.Peer
 	gpu     cudaipc.UUID // of its regions; zero: on the CPU
 	regions int
 	bytes   int64 // of the regions

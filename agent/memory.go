@@ -13,9 +13,9 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// memory opens and closes the engines' memory in the device, and numbers the workers whose memory
-// is open. It bounds that of all sessions: a process that exhausts the mappings or the address
-// space that the kernel allows it cannot grow its heap, and ends.
+// memory opens and closes the engines' memory in the device. It bounds that of all sessions: a
+// process that exhausts the mappings or the address space that the kernel allows it cannot grow its
+// heap, and ends.
 type memory struct {
 	device     cudaipc.Device
 	pendingFDs atomic.Int64 // descriptors of registrations that are not complete
@@ -23,10 +23,8 @@ type memory struct {
 	log        *zap.Logger
 
 	mu         sync.Mutex
-	last       cudaipc.PeerID
-	workers    map[cudaipc.PeerID]*session // whose memory is open
-	regions    int                         // open
-	bytes      int64                       // of these
+	regions    int   // open
+	bytes      int64 // of these
 	maxRegions int
 	maxBytes   int64
 }
@@ -34,34 +32,27 @@ type memory struct {
 // maxMappedBytes is half of a process's address space.
 const maxMappedBytes = 1 << 46
 
-// take counts regions that are to be opened, and gives their worker a number that no other has.
-func (m *memory) take(s *session, regions int, bytes int64) (cudaipc.PeerID, error) {
+// take counts regions that are to be opened.
+func (m *memory) take(regions int, bytes int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if left := m.maxRegions - m.regions; regions > left {
-		return 0, fmt.Errorf("%d, allowed: the %d that are left of %d of all sessions together (half of "+
+		return fmt.Errorf("%d, allowed: the %d that are left of %d of all sessions together (half of "+
 			"vm.max_map_count)", regions, left, m.maxRegions)
 	}
 	if left := m.maxBytes - m.bytes; bytes > left {
-		return 0, fmt.Errorf("%d bytes, allowed: the %d that are left of %d of all sessions together", bytes, left,
+		return fmt.Errorf("%d bytes, allowed: the %d that are left of %d of all sessions together", bytes, left,
 			m.maxBytes)
 	}
-	m.last++
-	for m.last == cudaipc.AllPeers || m.workers[m.last] != nil {
-		m.last++
-	}
-	m.workers[m.last] = s
 	m.regions += regions
 	m.bytes += bytes
-	return m.last, nil
+	return nil
 }
 
-// give ends the count of regions that were closed. Their worker's number is free for another one,
-// after all others.
-func (m *memory) give(peer cudaipc.PeerID, regions int, bytes int64) {
+// give ends the count of regions that were closed.
+func (m *memory) give(regions int, bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.workers, peer)
 	m.regions -= regions
 	m.bytes -= bytes
 }
@@ -81,7 +72,7 @@ func (m *memory) close(st *seat) {
 	defer pause.Stop()
 	logged := false
 	for {
-		err := m.device.Close(st.peer)
+		err := st.peer.Close()
 		if err == nil {
 			break
 		}
@@ -91,11 +82,11 @@ func (m *memory) close(st *seat) {
 				zap.Error(err))
 		}
 		if !errors.Is(err, cudaipc.ErrBusy) {
-			return // the number is never used again, and the regions stay counted
+			return // the regions stay counted
 		}
 		<-pause.C
 	}
-	m.give(st.peer, st.regions, st.bytes)
+	m.give(st.regions, st.bytes)
 }
 
 // closeRetry is the pause between attempts to close regions with a copy in flight.

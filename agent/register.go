@@ -138,25 +138,25 @@ func (s *session) install(reg *registering) (path string, err error) {
 func (s *session) open(reg *registering) error {
 	st, m := reg.seat, s.owner.memory
 	count, bytes := reg.Pieces(), reg.Bytes()
-	peer, err := m.take(s, count, bytes)
-	if err != nil {
+	if err := m.take(count, bytes); err != nil {
 		return fmt.Errorf("regions: %w", err)
 	}
-	if err := s.importRegions(reg, peer); err != nil {
-		m.give(peer, count, bytes)
+	peer, err := s.importRegions(reg)
+	if err != nil {
+		m.give(count, bytes)
 		return fmt.Errorf("regions: %w", err)
 	}
 	st.peer, st.gpu, st.regions, st.bytes = peer, reg.GPU(), count, bytes
 	return nil
 }
 
-func (s *session) importRegions(reg *registering, peer cudaipc.PeerID) error {
+func (s *session) importRegions(reg *registering) (cudaipc.Peer, error) {
 	proof, err := s.conn.Hold()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.owner.memory.pendingFDs.Add(-int64(reg.FDs()))
-	im := reg.Imports(peer, s.pid)
+	im := reg.Imports(s.pid)
 	im.Proof = proof
 	gone, unwatch := s.watchHangup()
 	defer unwatch()

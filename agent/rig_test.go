@@ -124,7 +124,7 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	t.Cleanup(func() {
 		r.agent.Close()
 		r.checkNothingLeft()
-		check(t, r.device.Close(cudaipc.AllPeers))
+		check(t, r.device.Close())
 		check(t, r.pool.Close())
 		check(t, os.RemoveAll(dir))
 	})
@@ -137,17 +137,15 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 
 func openTestDevice(t testing.TB, p arenaPool, c *rigConfig) cudaipc.Device {
 	t.Helper()
-	_, fd := p.Arena()
+	arena, fd := p.Arena()
 	if c.moved == nil && os.Getenv(moverEnv) == "" {
-		device, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: p.Stats().Capacity})
-		check(t, err)
-		return device
+		return host.Open(arena)
 	}
 	o := mover.Options{}
 	if c.moved != nil {
 		o = *c.moved
 	}
-	o.Name, o.Device, o.ArenaFD, o.ArenaSize, o.Node = "host", cudaipc.HostDevice, fd, p.Stats().Capacity, -1
+	o.Name, o.Device, o.ArenaFD, o.ArenaSize = "host", cudaipc.HostDevice, fd, p.Stats().Capacity
 	o.Command, o.Env = devicetest.MoverCommand, devicetest.MoverEnv
 	mover, err := mover.New(o)
 	check(t, err)

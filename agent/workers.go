@@ -39,8 +39,8 @@ func newWorkers(a *Agent) *workers {
 func (w *workers) start(st *seat) error {
 	space, pacer := st.space.open.Load().ID, w.pacers.Of(deviceName(st.gpu))
 	started, err := transfer.Start(transfer.Config{
-		Owner:  func() pool.Owner { return pool.Owner(st.owner.Load()) },
-		Device: w.device, Peer: st.peer, Slots: w.pool, Space: space, Spec: st.space.spec,
+		Owner: func() pool.Owner { return pool.Owner(st.owner.Load()) },
+		Peer:  st.peer, Slots: w.pool, Space: space, Spec: st.space.spec,
 		Held:      st.layouts,
 		Integrity: w.cfg.Integrity, Sampling: w.sampling(st),
 		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.guests.Awaited(space) },
@@ -78,7 +78,7 @@ func (w *workers) lanesLocked(gpu cudaipc.UUID) *transfer.Lanes {
 // sampling returns the end-to-end check of a worker's blocks.
 func (w *workers) sampling(st *seat) transfer.Sampling {
 	return transfer.Sampling{
-		Every: w.cfg.VerifySample, Seed: binary.LittleEndian.Uint64(w.boot[:]) + uint64(st.peer), Arena: w.arena,
+		Every: w.cfg.VerifySample, Seed: binary.LittleEndian.Uint64(w.boot[:]) + st.session.number, Arena: w.arena,
 		Mismatch: func(m transfer.Mismatch) { w.mismatched(st, &m) },
 	}
 }

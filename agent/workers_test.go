@@ -9,15 +9,24 @@ import (
 	"testing"
 )
 
+// miscopies is a device that copies wrongly.
+type miscopies struct {
+	cudaipc.Device
+	arena []byte
+}
+
+func (m *miscopies) Import(im cudaipc.Import) (cudaipc.Peer, error) {
+	p, err := m.Device.Import(im)
+	return &devicetest.Miscopy{Peer: p, Arena: m.arena, Fault: devicetest.CopiedShort}, err
+}
+
 // TestMismatchIsAnAlarm has a device that copies wrongly and does not report it. It expects the
 // engine to hear that the block failed, nothing of it to be stored, and operators to see it in the
 // log, once, in the metrics and in the status.
 func TestMismatchIsAnAlarm(t *testing.T) {
-	var wrong *devicetest.Miscopy
 	r := newRig(t, withConfig(func(c *Config) { c.VerifySample = 1 }), func(c *rigConfig) {
 		c.wrap = func(d cudaipc.Device, arena []byte) cudaipc.Device {
-			wrong = &devicetest.Miscopy{Device: d, Arena: arena, Fault: devicetest.CopiedShort}
-			return wrong
+			return &miscopies{d, arena}
 		}
 	})
 	for _, op := range []string{"save", "load"} {

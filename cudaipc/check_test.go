@@ -16,7 +16,7 @@ func TestRangesAgainstBigNumbers(t *testing.T) {
 	}
 	for i := range 100_000 {
 		size := near(3, 4096, 1<<40, 1<<43)
-		p := &Peer{Regions: map[RegionID]*Opened{1: {Size: size}}}
+		p := &Base{Regions: map[RegionID]*Opened{1: {Size: size}}}
 		run := Run{
 			Region: 1, RegionOff: near(2, size, size-4096, math.MaxUint64, 1<<63, math.MaxUint64-size),
 			ArenaOff: int64(near(2, arena, arena-4096, math.MaxInt64, 1<<63, math.MaxUint64)),

@@ -11,9 +11,6 @@ import (
 	"time"
 )
 
-// PeerID names an engine worker, as the caller chose: its regions are opened and closed as one.
-type PeerID uint32
-
 // RegionID names a region of a peer, which chooses it.
 type RegionID uint32
 
@@ -50,7 +47,6 @@ func (u UUID) String() string {
 
 // Import is a request to open regions of one peer, all or none.
 type Import struct {
-	Peer    PeerID
 	Pid     int  // the peer's process, as the kernel named it (SO_PEERCRED); needed for KindPeer
 	GPU     UUID // where all regions of KindCUDA and KindCUDAFD are; zero if there are none
 	Regions []Region
@@ -64,7 +60,7 @@ type Import struct {
 	// long then fails within 2 s, with nothing open. Nil: never. It is not sent to other processes.
 	Cancelled <-chan struct{} `json:"-"`
 	// Lost is called, once, when the process that has the regions died, or was killed because it
-	// hung: all copies of the peer have ended, with Bad blocks, and its Poll and Copy answer
+	// hung: all copies of the peer have ended, with Bad blocks, and all calls of it answer
 	// ErrPeer. It must still be closed. Nil: not told. It is not sent to other processes.
 	Lost func(error) `json:"-"`
 }
@@ -103,7 +99,6 @@ const None = ^uint32(0)
 
 // Wait asks for a peer's step word, one event and one revocation word.
 type Wait struct {
-	Peer   PeerID
 	Event  uint32 // index, or None: counts as fired
 	Revoke uint32 // index, or None: counts as not revoked
 	// Step is the awaited step; 0 is any. While the step word is lower, a device may answer that
@@ -147,15 +142,15 @@ type Block struct {
 // submission; other copies have no order among each other. The device may read Runs and Blocks
 // until the copy is done.
 type Copy struct {
-	Peer   PeerID
 	Dir    Direction
 	Sum    bool // make a CRC-32C of each block's bytes, as pool.Sum does
 	Runs   []Run
 	Blocks []Block
 }
 
-// Ticket names a submitted copy.
-type Ticket uint64
+// Ticket waits up to timeout for a submitted copy to end; ok is false if it has not. With timeout 0
+// or less it does not wait.
+type Ticket func(timeout time.Duration) (d Done, ok bool, err error)
 
 // Done is a finished copy. Its bytes have arrived, and nothing of it is in flight any more.
 type Done struct {
@@ -166,21 +161,25 @@ type Done struct {
 	SumTime time.Duration
 }
 
-// Device copies between imported regions and one arena. It is message-shaped (ids and offsets, no
-// pointers), so that it can live in another process. All methods may run at once; Copy and Poll
-// never wait for a peer.
+// Device opens engines' memory, and copies between that and one arena. It is message-shaped
+// (offsets, no pointers), so that it can live in another process. All methods of it and of its
+// peers may run at once.
 type Device interface {
 	// Import opens regions. An error names the region and the reason; nothing stays open.
-	Import(Import) error
-	// Poll answers a wait now. A peer that is not open answers ErrPeer.
+	Import(Import) (Peer, error)
+	// Close frees the device. It returns ErrBusy while a peer is open.
+	Close() error
+}
+
+// Peer is the memory of an engine worker: its regions are opened and closed as one. After Close all
+// calls return ErrPeer. Copy and Poll never wait for the engine.
+type Peer interface {
+	// Poll answers a wait now.
 	Poll(w Wait) (State, error)
 	// Copy checks and starts a copy, asynchronously. It touches only imported regions and the
 	// arena: a run outside of them is ErrRange, and nothing is copied.
 	Copy(*Copy) (Ticket, error)
-	// Done waits up to timeout for a copy to end; ok is false if it has not. A ticket is valid
-	// until Done has reported its end.
-	Done(t Ticket, timeout time.Duration) (d Done, ok bool, err error)
-	// Sum checks and starts a sample, asynchronously; Done returns its end, with a CRC-32C for each
+	// Sum checks and starts a sample, asynchronously; its ticket returns a CRC-32C for each
 	// block of Seed and the bytes of its pieces in order. It is to verify copies, and shares
 	// nothing with Copy that could make both wrong: addresses are computed from Pieces, and the
 	// memory is read with plain reads where it is, not through the arena. A piece outside of the
@@ -188,25 +187,21 @@ type Device interface {
 	// ErrBusy. It ends within Sample.Within and the time of one read of at most 256 KiB: Done.Bad
 	// has the blocks without a sum, and those of a peer that died.
 	Sum(*Sample) (Ticket, error)
-	// SetWord writes the word of 8 bytes at off of the peer's sync region, off a multiple of 8, by
-	// which the peer learns what has arrived in its memory. A reader of the word then sees the
-	// bytes of all copies whose end Done has reported before.
-	SetWord(id PeerID, off, value uint64) error
-	// Close closes every region of a peer, or with AllPeers the device. It returns ErrBusy while
-	// a copy of the peer is in flight. Afterwards no byte of the peer is touched.
-	Close(PeerID) error
+	// SetWord writes the word of 8 bytes at off of the sync region, off a multiple of 8, by which
+	// the engine learns what has arrived in its memory. A reader of the word then sees the bytes of
+	// all copies whose end was reported before.
+	SetWord(off, value uint64) error
+	// Close closes every region. It returns ErrBusy while a copy is in flight. Afterwards no byte
+	// of them is touched.
+	Close() error
 }
-
-// AllPeers closes the device.
-const AllPeers = ^PeerID(0)
 
 // Errors to branch on.
 var (
-	ErrPeer   = errors.New("no such peer")
-	ErrRange  = errors.New("outside of the imported regions or the arena")
-	ErrBusy   = errors.New("a copy is in flight")
-	ErrKind   = errors.New("this device cannot open such a region")
-	ErrTicket = errors.New("no such copy")
+	ErrPeer  = errors.New("the peer is not open")
+	ErrRange = errors.New("outside of the imported regions or the arena")
+	ErrBusy  = errors.New("in use")
+	ErrKind  = errors.New("this device cannot open such a region")
 	// ErrLost is a driver error that no later call survives: only the end of the process ends its
 	// copies.
 	ErrLost   = errors.New("the device is lost")

@@ -16,9 +16,8 @@ type MoverState struct {
 	PID         int                   `json:"pid"` // 0: no process
 	Running     bool                  `json:"running" metric:"mover_running"`
 	UpSeconds   float64               `json:"up_seconds"`
-	Node        string                `json:"numa_node"` // how it is bound to it; empty: not asked for
-	Peers       int                   `json:"peers"`     // workers whose memory is open
-	Copies      int                   `json:"copies"`    // in flight
+	Peers       int                   `json:"peers"`  // workers whose memory is open
+	Copies      int                   `json:"copies"` // in flight
 	PingAgeMS   int64                 `json:"ping_age_ms"`
 	Starts      uint64                `json:"starts" metric:"mover_starts_total"`
 	Requests    uint64                `json:"requests"`
@@ -78,8 +77,6 @@ type CUDAInfo struct {
 	PinDone    bool    // nothing more will be pinned
 	PinSeconds float64 // that the pinning has taken, or took in all
 	RingBytes  uint64  `metric:"gpu_ring_bytes_total"` // copied through the rings so far
-
-	Singles, Batches, Rects uint64 // calls so far
 
 	Lost string // why every later call fails; empty: they do not
 }

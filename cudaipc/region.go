@@ -120,13 +120,13 @@ func (r Region) Dup() (Region, error) {
 const (
 	MaxRegions   = 4096    // regions of one peer
 	MaxPeerBytes = 1 << 43 // bytes of all regions of one peer; they take address space, not memory
-	MaxCopies    = 1024    // copies of one peer that are in flight or not taken by Done
+	MaxCopies    = 1024    // copies of one peer that are in flight
 	MaxCopyRuns  = 1 << 20 // runs of one copy
 )
 
-// CheckCopy checks every run against its region and the arena. Offsets come from other processes:
+// checkCopy checks every run against its region and the arena. Offsets come from other processes:
 // nothing here may overflow.
-func (p *Peer) CheckCopy(c *Copy, arena int64) error {
+func (p *Base) checkCopy(c *Copy, arena int64) error {
 	if c.Dir != Gather && c.Dir != Scatter {
 		return fmt.Errorf("direction %d: %w", c.Dir, ErrRange)
 	}
@@ -143,7 +143,7 @@ func (p *Peer) CheckCopy(c *Copy, arena int64) error {
 	return p.checkRuns(c.Runs, uint64(arena))
 }
 
-func (p *Peer) checkRuns(runs []Run, arena uint64) error {
+func (p *Base) checkRuns(runs []Run, arena uint64) error {
 	var r *Opened
 	for i := range runs {
 		run := &runs[i]
@@ -166,8 +166,8 @@ func (p *Peer) checkRuns(runs []Run, arena uint64) error {
 	return nil
 }
 
-// CheckSample checks a sample against the peer's regions. Nothing here may overflow.
-func (p *Peer) CheckSample(s *Sample) error {
+// checkSample checks a sample against the peer's regions. Nothing here may overflow.
+func (p *Base) checkSample(s *Sample) error {
 	switch {
 	case s.Within <= 0 || s.Within > MaxSampleWait:
 		return fmt.Errorf("within %v, allowed: above 0, at most %v: %w", s.Within, MaxSampleWait, ErrRange)
@@ -237,48 +237,48 @@ func words(name string, off uint64, n uint32, each, align, size uint64) error {
 }
 
 // SetWord writes a word of the peer's sync region, whose pages may vanish at any time.
-func (p *Peer) SetWord(off, value uint64) error {
-	if size := uint64(len(p.Words)); off%8 != 0 || off > size || size-off < 8 {
-		return fmt.Errorf("peer %d: word of 8 bytes at %d of the sync region, which has %d: %w", p.ID, off, size,
-			ErrRange)
-	}
-	err := pagefault.Guard(p.Words, p.Words, func() { atomic.StoreUint64(Word64(p.Words, off), value) })
-	if err != nil {
-		return fmt.Errorf("peer %d: sync words: %w: %w", p.ID, err, ErrPeer)
+func (p *Base) SetWord(off, value uint64) error {
+	return p.Use(func() error {
+		if size := uint64(len(p.Words)); off%8 != 0 || off > size || size-off < 8 {
+			return fmt.Errorf("word of 8 bytes at %d of the sync region, which has %d: %w", off, size, ErrRange)
+		}
+		return p.guard(func() { atomic.StoreUint64(Word64(p.Words, off), value) })
+	})
+}
+
+// guard calls f, which touches the words. Their pages may vanish at any time, which is an error.
+func (p *Base) guard(f func()) error {
+	if err := pagefault.Guard(p.Words, p.Words, f); err != nil {
+		return fmt.Errorf("sync words: %w: %w", err, ErrPeer)
 	}
 	return nil
 }
 
+// Poll answers a wait from the words of a peer, including the event.
+func (p *Base) Poll(w Wait) (s State, err error) {
+	err = p.Use(func() error { return p.PollWords(&w, &s) })
+	return s, err
+}
+
 // PollStep answers a wait for an event that only the driver can answer, as far as the words do:
 // the event has not fired. ask reports that the awaited step has been reached, so that the event
-// decides.
-func (p *Peer) PollStep(w *Wait) (s State, ask bool, err error) {
-	if err := p.CheckWait(w); err != nil {
+// decides. It is called in Use.
+func (p *Base) PollStep(w Wait) (s State, ask bool, err error) {
+	if err := p.checkWait(&w); err != nil {
 		return s, false, err
 	}
-	words := *w
-	words.Event = None
-	s, err = p.Poll(&words)
-	if err != nil || w.Event == None || p.Words == nil {
+	event := w.Event
+	w.Event = None
+	err = p.PollWords(&w, &s)
+	if err != nil || event == None || p.Words == nil {
 		return s, false, err
 	}
 	s.Fired = false
 	return s, s.Step >= w.Step, nil
 }
 
-// Poll answers a wait from the words of a peer, including the event.
-func (p *Peer) Poll(w *Wait) (s State, err error) {
-	if err := p.CheckWait(w); err != nil {
-		return s, err
-	}
-	if s.Fired = true; p.Words != nil {
-		err = p.PollWords(w, &s)
-	}
-	return s, err
-}
-
-// CheckWait checks a wait against the counts of the peer's events and revocation words.
-func (p *Peer) CheckWait(w *Wait) error {
+// checkWait checks a wait against the counts of the peer's events and revocation words.
+func (p *Base) checkWait(w *Wait) error {
 	if (w.Event != None && w.Event >= p.sync.Events) || (w.Revoke != None && w.Revoke >= p.sync.Revokes) {
 		return fmt.Errorf("event %d of %d, revocation word %d of %d: %w",
 			w.Event, p.sync.Events, w.Revoke, p.sync.Revokes, ErrRange)
@@ -286,17 +286,19 @@ func (p *Peer) CheckWait(w *Wait) error {
 	return nil
 }
 
-// PollWords reads a peer's words. Their pages may vanish at any time, which is an error.
-func (p *Peer) PollWords(w *Wait, s *State) error {
-	err := pagefault.Guard(p.Words, p.Words, func() { p.read(w, s) })
-	if err != nil {
-		return fmt.Errorf("peer %d: sync words: %w: %w", p.ID, err, ErrPeer)
+// PollWords reads a peer's words. It is called in Use.
+func (p *Base) PollWords(w *Wait, s *State) error {
+	if err := p.checkWait(w); err != nil {
+		return err
 	}
-	return nil
+	if s.Fired = true; p.Words == nil {
+		return nil
+	}
+	return p.guard(func() { p.read(w, s) })
 }
 
 // read loads the event before the step word: a fired one then proves the step written before it.
-func (p *Peer) read(w *Wait, s *State) {
+func (p *Base) read(w *Wait, s *State) {
 	if w.Event != None {
 		s.Fired = fired(p.Words, p.sync.EventsOff+uint64(w.Event)*EventCell)
 	}

@@ -28,7 +28,6 @@ type SampleBlock struct{ Block, Seed uint32 }
 // Sample asks for the checksums of blocks of one group, computed from the peer's own memory. The
 // device may read Pieces and Blocks until it is done.
 type Sample struct {
-	Peer   PeerID
 	Within time.Duration // above 0, at most MaxSampleWait, from Sum on: blocks whose sums are not there by then are bad
 	Pieces []Piece       // of the group, in the order of a block's bytes
 	Blocks []SampleBlock

@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/cuda"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
@@ -41,7 +40,7 @@ func checkPin(b *bench) {
 func (b *bench) pin(arena []byte) float64 {
 	d, err := cuda.Open(cuda.Options{Arena: arena})
 	b.must(err)
-	b.closes(func() error { return d.Close(cudaipc.AllPeers) })
+	b.closes(d.Close)
 	devicetest.Pinned(b, d)
 	b.pinned(d.Info())
 	return d.Info().PinSeconds

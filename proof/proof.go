@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
 
@@ -143,7 +142,7 @@ func (r *Report) describe() error {
 	i := d.Info()
 	r.Host = host()
 	r.GPU, r.UUID, r.Driver, r.FreeMiB, r.TotalMiB = i.Name, i.GPU.String(), i.Driver, i.Free>>20, i.Total>>20
-	return d.Close(cudaipc.AllPeers)
+	return d.Close()
 }
 
 // say appends to the text for people.

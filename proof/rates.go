@@ -49,7 +49,7 @@ func checkPaths(b *bench) {
 // batch call has the path of single copies in its place.
 func (b *bench) path(path cuda.CopyPath) map[string]float64 {
 	f, _ := b.gpu(max(b.sizes.region, devicetest.MinArena), path)
-	c := devicetest.Start(b, f, 1, devicetest.Spec{Regions: []int64{2 * b.sizes.region}})
+	c := devicetest.Start(b, f, devicetest.Spec{Regions: []int64{2 * b.sizes.region}})
 	text, rates := "", map[string]float64{}
 	for _, fragment := range fragments {
 		for dir, way := range []string{"d2h", "h2d"} {
@@ -103,7 +103,7 @@ const limitedBatch = 8 << 20
 // and while they are copied at half of that rate, as `kvagent serve --pace` limits it.
 func checkCompute(b *bench) {
 	f, _ := b.gpu(max(b.sizes.region, devicetest.MinArena), "")
-	c := devicetest.Start(b, f, 1, devicetest.Spec{Regions: []int64{2 * b.sizes.region, b.sizes.fill}})
+	c := devicetest.Start(b, f, devicetest.Spec{Regions: []int64{2 * b.sizes.region, b.sizes.fill}})
 	b.loop(c, "alone")
 	stop := b.traffic(c, nil)
 	b.loop(c, "beside")

@@ -44,10 +44,10 @@ func checkImport(b *bench) {
 			n := b.sizes.open
 			f := devicetest.CUDA(b, devicetest.MinArena, form.kind, nil)
 			e := f.Engine(b, devicetest.Spec{Regions: []int64{n, n}, Piece: b.sizes.piece})
-			im, err := e.Import(1)
+			im, err := e.Import()
 			b.must(err)
 			begin := time.Now()
-			b.must(f.Device.Import(im))
+			devicetest.Import(b, f.Device, im)
 			ms := float64(time.Since(begin)) / float64(time.Millisecond)
 			b.line.Figures[form.name+"_import_ms"] = ms
 			b.line.say("%s: %d tests hold for every byte, %d MiB opened in %.1f ms", form.name, len(memoryTests),
@@ -110,23 +110,22 @@ func checkAgentKilled(b *bench) {
 	_, err := e.Do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: n, Seed: 3})
 	b.must(err)
 	before := b.free(d)
-	m, pid := b.mover(d, n, e)
+	m, p := b.mover(d, n, e)
 	var tickets []cudaipc.Ticket
 	for range inFlight {
-		c := gather(cudaipc.Run{Region: 1, Len: uint32(n)})
-		c.Peer = 1
-		t, err := m.Copy(c)
+		t, err := p.Copy(gather(cudaipc.Run{Region: 1, Len: uint32(n)}))
 		b.must(err)
 		tickets = append(tickets, t)
 	}
 	death := time.Now()
-	b.must(unix.Kill(pid, unix.SIGKILL))
+	b.must(unix.Kill(m.Movers()[0].PID, unix.SIGKILL))
 	for _, t := range tickets {
-		if _, ok, err := m.Done(t, devicetest.WaitLimit); err != nil || !ok {
+		if _, ok, err := t(devicetest.WaitLimit); err != nil || !ok {
 			b.Fatalf("a copy did not end with its mover: %v", err)
 		}
 	}
-	b.must(m.Close(cudaipc.AllPeers)) // no other process takes its place
+	b.must(p.Close())
+	b.must(m.Close()) // no other process takes its place
 	b.back(d, before, death)
 	got, err := e.Do(devicetest.Op{Kind: devicetest.Read, Region: 1, Len: n})
 	b.must(err)
@@ -155,20 +154,20 @@ func wrong(p []byte, seed uint64) (n int) {
 	return n
 }
 
-// mover starts a mover of the GPU with an arena of size bytes, imports an engine as peer 1, and
-// returns the mover with the number of its process when the arena is pinned.
-func (b *bench) mover(d *cuda.Device, size int64, e devicetest.Engine) (m *mover.Mover, pid int) {
+// mover starts a mover of the GPU with an arena of size bytes, imports an engine, and
+// returns both when the arena is pinned.
+func (b *bench) mover(d *cuda.Device, size int64, e devicetest.Engine) (m *mover.Mover, p cudaipc.Peer) {
 	o, pinned := b.informed()
 	m, _ = devicetest.OpenMover(b, size, func(of *mover.Options) {
 		o.ArenaFD, o.ArenaSize = of.ArenaFD, of.ArenaSize
 		*of = o.ForGPU(d.Info().GPU)
 	})
-	b.Cleanup(func() { _ = m.Close(cudaipc.AllPeers) }) // again, if the check has closed it
-	im, err := e.Import(1)
+	b.Cleanup(func() { _ = m.Close() }) // again, if the check has closed it
+	im, err := e.Import()
 	b.must(err)
-	b.must(m.Import(im))
+	p = devicetest.Import(b, m, im)
 	pinned()
-	return m, m.Movers()[0].PID
+	return m, p
 }
 
 // informed returns options of a mover, and a function that waits until its arena is pinned.
@@ -196,19 +195,19 @@ func checkFootprint(b *bench) {
 
 // checkEventAfterDeath finds out whether the pending event of a killed process fires.
 func checkEventAfterDeath(b *bench) {
-	f, d := b.gpu(devicetest.MinArena, "")
+	f, _ := b.gpu(devicetest.MinArena, "")
 	// With the process's number the device would not ask the event.
-	c := devicetest.Start(b, f.WithoutPid(), 1, devicetest.Spec{Regions: []int64{1 << 20}, Events: 1})
+	c := devicetest.Start(b, f.WithoutPid(), devicetest.Spec{Regions: []int64{1 << 20}, Events: 1})
 	c.Do(devicetest.Op{Kind: devicetest.Hold})
 	c.Do(devicetest.Op{Kind: devicetest.Record})
-	event := cudaipc.Wait{Peer: 1, Event: 0, Revoke: cudaipc.None}
+	event := cudaipc.Wait{Event: 0, Revoke: cudaipc.None}
 	if c.Poll(event).Fired {
 		b.Fatal("an event after a waiting stream has fired")
 	}
 	c.Kill()
 	fact, death := "never fires", time.Now()
 	for fact == "never fires" && time.Since(death) < deadEvent {
-		if state, err := d.Poll(event); err != nil {
+		if state, err := c.Peer.Poll(event); err != nil {
 			fact = err.Error()
 		} else if state.Fired {
 			fact = "fires"
@@ -228,9 +227,9 @@ const inFlight = 16
 func checkCopyAfterDeath(b *bench) {
 	n := b.sizes.region
 	last := min(n, devicetest.MinArena) // bytes of the last copy, to a place of its own
-	f, d := b.gpu(n+devicetest.MinArena, "")
+	f, _ := b.gpu(n+devicetest.MinArena, "")
 	// With the process's number the device would not trust its copies.
-	c := devicetest.Start(b, f.WithoutPid(), 1, devicetest.Spec{Regions: []int64{n}})
+	c := devicetest.Start(b, f.WithoutPid(), devicetest.Spec{Regions: []int64{n}})
 	c.Do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: n, Seed: 5})
 	var tickets []cudaipc.Ticket
 	for range inFlight {
@@ -240,7 +239,7 @@ func checkCopyAfterDeath(b *bench) {
 	c.Kill()
 	good, fact := 0, ""
 	for _, t := range tickets {
-		end, ok, err := d.Done(t, devicetest.WaitLimit)
+		end, ok, err := t(devicetest.WaitLimit)
 		switch {
 		case errors.Is(err, cudaipc.ErrLost):
 			fact = err.Error()

@@ -40,7 +40,7 @@ func checkTransfer(b *bench) {
 func (b *bench) raw() (rates map[string]float64, gpu cudaipc.UUID) {
 	n := b.sizes.region
 	f, d := b.gpu(max(n, devicetest.MinArena), "")
-	c := devicetest.Start(b, f, 1, devicetest.Spec{Regions: []int64{2 * n}})
+	c := devicetest.Start(b, f, devicetest.Spec{Regions: []int64{2 * n}})
 	save, load := b.scattered(cudaipc.Gather, n), b.scattered(cudaipc.Scatter, n)
 	rates = map[string]float64{"save": b.rate(c, save), "load": b.rate(c, load), "both": b.rate(c, save, load)}
 	return rates, d.Info().GPU
@@ -100,7 +100,7 @@ func (b *bench) measureChecked(p *path, which int, full map[string]float64) {
 // path is an agent's data path from an engine's memory to the pool.
 type path struct {
 	pool   *dram.Pool
-	mover  *mover.Mover
+	peer   cudaipc.Peer
 	blocks int // of one job
 }
 
@@ -115,13 +115,13 @@ func (b *bench) newPath(gpu cudaipc.UUID) *path {
 	arena, fd := p.pool.Arena()
 	o, informed := b.informed()
 	o.ArenaFD, o.ArenaSize = fd, int64(len(arena))
-	p.mover, err = mover.New(o.ForGPU(gpu))
+	m, err := mover.New(o.ForGPU(gpu))
 	b.must(err)
-	b.closes(func() error { return p.mover.Close(cudaipc.AllPeers) })
+	b.closes(m.Close)
 	e := devicetest.CUDAEngine(b, devicetest.Spec{Regions: []int64{2 * b.sizes.region}}, cudaipc.KindCUDA)
-	im, err := e.Import(1)
+	im, err := e.Import()
 	b.must(err)
-	b.must(p.mover.Import(im))
+	p.peer = devicetest.Import(b, m, im)
 	informed()
 	return p
 }
@@ -176,7 +176,7 @@ func (p *path) config(fragment int64, integrity transfer.Integrity, done chan<- 
 		})
 	}
 	return transfer.Config{
-		Device: p.mover, Peer: 1, Slots: p.pool,
+		Peer: p.peer, Slots: p.pool,
 		Held:      []transfer.Held{{Layout: transfer.Layout{Groups: []transfer.GroupLayout{g}}}},
 		Integrity: integrity,
 		Lanes:     transfer.NewLanes(64, transfer.DefaultLimits.SaveAge, nil),

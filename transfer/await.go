@@ -57,9 +57,9 @@ func (th *thread) pollWanted(t *task, event uint32) (cudaipc.State, pool.Status)
 
 // poll reads the job's words through the device. Loads have no revocation word.
 func (th *thread) poll(t *task, event uint32) (cudaipc.State, error) {
-	wait := cudaipc.Wait{Peer: th.w.cfg.Peer, Event: event, Revoke: cudaipc.None, Step: t.job.Step}
+	wait := cudaipc.Wait{Event: event, Revoke: cudaipc.None, Step: t.job.Step}
 	if t.job.Kind == Save {
 		wait.Revoke = t.job.Revoke
 	}
-	return th.w.cfg.Device.Poll(wait)
+	return th.w.cfg.Peer.Poll(wait)
 }

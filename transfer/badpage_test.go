@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
-	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
@@ -22,7 +21,9 @@ type torn struct {
 }
 
 // newTorn stores blocks 0 to 63 in a station on a device that open makes of an arena.
-func newTorn(t *testing.T, open func(fd int, size int64) (cudaipc.Device, error)) *torn {
+func newTorn(
+	t *testing.T, open func(fd int, size int64) (cudaipc.Device, error), change ...func(*Config),
+) *torn {
 	t.Helper()
 	const bytes = 64 * blockSize
 	p, err := dram.Open(dram.Options{Bytes: bytes, SlabBytes: bytes / 4, HugePages: dram.Off})
@@ -43,6 +44,9 @@ func newTorn(t *testing.T, open func(fd int, size int64) (cudaipc.Device, error)
 		c.Slots = p
 		if _, err := p.OpenSpace(c.Spec); err != nil { // its id is that in the node's own pool
 			t.Fatal(err)
+		}
+		for _, one := range change {
+			one(c)
 		}
 	})
 	for i := range uint32(64) {
@@ -83,12 +87,10 @@ func (s *torn) lost(id uint64, want pool.Status) (lost int) {
 }
 
 var tornDevices = map[string]func(fd int, size int64) (cudaipc.Device, error){
-	"host": func(fd int, size int64) (cudaipc.Device, error) {
-		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
-	},
+	"host": openHost,
 	"host in a mover": func(fd int, size int64) (cudaipc.Device, error) {
 		return mover.New(mover.Options{
-			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, Node: -1,
+			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size,
 			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
 		})
 	},
@@ -154,33 +156,33 @@ func TestBadPageOnASave(t *testing.T) {
 	}
 }
 
-// failing is a device whose copies all fail once it is told to, as those of a mover that a driver's
+// failing is a peer whose copies all fail once it is told to, as those of a mover that a driver's
 // fault killed.
 type failing struct {
-	cudaipc.Device
+	cudaipc.Peer
 	on chan struct{} // closed: they fail
 }
 
-func (f *failing) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	select {
-	case <-f.on:
-		if _, ok, err := f.Device.Done(t, timeout); !ok || err != nil {
-			return cudaipc.Done{}, ok, err
+func (f *failing) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	ticket, err := f.Peer.Copy(c)
+	return func(timeout time.Duration) (cudaipc.Done, bool, error) {
+		d, ok, err := ticket(timeout)
+		select {
+		case <-f.on:
+			if ok {
+				return cudaipc.Done{}, false, cudaipc.ErrLost
+			}
+		default:
 		}
-		return cudaipc.Done{}, false, cudaipc.ErrLost
-	default:
-		return f.Device.Done(t, timeout)
-	}
+		return d, ok, err
+	}, err
 }
 
 // TestBadPageThatKillsTheDevice expects the block on the bad page to be dropped when its copy ended
 // with its device, so that it does not end the next device too; the others stay.
 func TestBadPageThatKillsTheDevice(t *testing.T) {
 	f := &failing{on: make(chan struct{})}
-	s := newTorn(t, func(fd int, size int64) (d cudaipc.Device, err error) {
-		f.Device, err = tornDevices["host"](fd, size)
-		return f, err
-	})
+	s := newTorn(t, tornDevices["host"], func(c *Config) { f.Peer, c.Peer = c.Peer, f })
 	s.tear()
 	close(f.on)
 	s.submit(load(2, section(0, 64, 100)))

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
-	"github.com/kvagent/kvagent/cudaipc/cuda"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
@@ -33,7 +32,7 @@ func TestCUDACopyEngineIsBusy(t *testing.T) {
 	t.Run("here", func(t *testing.T) {
 		staysBusy(t, func(fd int, size int64) (cudaipc.Device, error) {
 			t.Setenv(name, knob) // of this process alone: the engine's own copies are not queued
-			d, err := cuda.Open(cuda.Options{ArenaFD: fd, ArenaSize: size})
+			d, err := openCUDA(fd, size)
 			if err == nil {
 				devicetest.Pinned(t, d) // else copies go through the ring
 			}
@@ -46,7 +45,7 @@ func TestCUDACopyEngineIsBusy(t *testing.T) {
 		once := sync.OnceFunc(func() { close(pinned) })
 		staysBusy(t, func(fd int, size int64) (cudaipc.Device, error) {
 			return mover.New(mover.Options{
-				Name: "test", Device: cudaipc.CUDADevice, ArenaFD: fd, ArenaSize: size, Node: -1,
+				Name: "test", Device: cudaipc.CUDADevice, ArenaFD: fd, ArenaSize: size,
 				Command: devicetest.MoverCommand, Env: append([]string{name + "=" + knob}, devicetest.MoverEnv...),
 				Informed: func(i cudaipc.CUDAInfo) {
 					if i.PinDone {

@@ -63,37 +63,36 @@ func TestStaleJobs(t *testing.T) {
 	s.finish(job, pool.Missing)
 }
 
-// broken is a device that fails in one way.
+// broken is a peer that fails in one way.
 type broken struct {
-	cudaipc.Device
+	cudaipc.Peer
 	copy, done, poll error
 	bad              bool
 }
 
 func (b *broken) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	if b.copy != nil {
-		return 0, b.copy
+		return nil, b.copy
 	}
-	return b.Device.Copy(c)
+	ticket, err := b.Peer.Copy(c)
+	return func(timeout time.Duration) (cudaipc.Done, bool, error) {
+		d, ok, err := ticket(timeout)
+		if ok && b.bad {
+			d.Bad = make([]bool, max(len(d.Sums), 2))
+			d.Bad[1] = true
+		}
+		if ok && b.done != nil {
+			return cudaipc.Done{}, false, b.done
+		}
+		return d, ok, err
+	}, err
 }
 
 func (b *broken) Poll(w cudaipc.Wait) (cudaipc.State, error) {
 	if b.poll != nil {
 		return cudaipc.State{}, b.poll
 	}
-	return b.Device.Poll(w)
-}
-
-func (b *broken) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	d, ok, err := b.Device.Done(t, timeout)
-	if ok && b.bad {
-		d.Bad = make([]bool, max(len(d.Sums), 2))
-		d.Bad[1] = true
-	}
-	if ok && b.done != nil {
-		return cudaipc.Done{}, false, b.done
-	}
-	return d, ok, err
+	return b.Peer.Poll(w)
 }
 
 // TestDeviceThatFails expects every block to get a status, nothing to stay reserved or pinned, and
@@ -105,8 +104,7 @@ func TestDeviceThatFails(t *testing.T) {
 	} {
 		n := newNode(t, 64)
 		n.join(t, nil).fill(0, 2)
-		b.Device = n.host
-		s := n.join(t, func(c *Config) { c.Device = b })
+		s := n.join(t, func(c *Config) { b.Peer, c.Peer = c.Peer, b })
 		used := n.pool.Stats().Used
 		for id, job := range []Job{save(0, section(20, 2, 0)), load(1, section(0, 2, 8))} {
 			s.submit(job)
@@ -121,7 +119,7 @@ func TestDeviceThatFails(t *testing.T) {
 		if name != "bad" && n.pool.Stats().Used != used {
 			t.Errorf("%s: %d bytes stay reserved", name, n.pool.Stats().Used-used)
 		}
-		*b = broken{Device: n.host}
+		*b = broken{Peer: b.Peer}
 		s.finish(load(3, section(0, 2, 8)), pool.OK)
 	}
 }
@@ -129,7 +127,7 @@ func TestDeviceThatFails(t *testing.T) {
 // TestPeerThatWasClosed sends jobs for a peer that the device has closed.
 func TestPeerThatWasClosed(t *testing.T) {
 	s := newNode(t, 64).join(t, nil)
-	if err := s.host.Close(s.peer); err != nil {
+	if err := s.peer.Close(); err != nil {
 		t.Fatal(err)
 	}
 	s.finish(save(1, section(0, 2, 0)), Failed)
@@ -147,9 +145,9 @@ func TestRegionsThatAreTooSmall(t *testing.T) {
 // TestBatchesAreBounded counts the blocks of each copy.
 func TestBatchesAreBounded(t *testing.T) {
 	n := newNode(t, 64)
-	count := &counting{Device: n.host}
+	count := &counting{}
 	s := n.join(t, func(c *Config) {
-		c.Device, c.Limits = count, DefaultLimits
+		count.Peer, c.Peer, c.Limits = c.Peer, count, DefaultLimits
 		c.Limits.BatchBytes = 3*blockSize + 1
 	})
 	s.finish(save(1, section(0, 5, 0), section(10, 5, 10)), pool.OK)
@@ -167,9 +165,9 @@ func TestBatchesAreBounded(t *testing.T) {
 // copied, in copies that a device takes.
 func TestBatchesOfSmallPiecesAreBounded(t *testing.T) {
 	n := newNode(t, 64)
-	count := &counting{Device: n.host}
+	count := &counting{}
 	s := n.join(t, func(c *Config) {
-		c.Device = count
+		count.Peer, c.Peer = c.Peer, count
 		c.Spec.Fingerprint[5], c.Spec.Groups[0].ShardBytes = 1, []uint32{ipc.MaxSegments}
 		g := GroupLayout{NumBlocks: 32}
 		for i := range uint64(ipc.MaxSegments) {
@@ -186,7 +184,7 @@ func TestBatchesOfSmallPiecesAreBounded(t *testing.T) {
 }
 
 type counting struct {
-	cudaipc.Device
+	cudaipc.Peer
 	blocks []int
 	runs   int
 }
@@ -194,7 +192,7 @@ type counting struct {
 func (c *counting) Copy(x *cudaipc.Copy) (cudaipc.Ticket, error) {
 	c.blocks = append(c.blocks, len(x.Blocks))
 	c.runs += len(x.Runs)
-	return c.Device.Copy(x)
+	return c.Peer.Copy(x)
 }
 
 // TestLongSaveKeepsItsOwnPrefix saves a chain longer than the pool, in several batches. Blocks

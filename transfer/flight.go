@@ -53,7 +53,7 @@ func (th *thread) begin(t *task, f *flight, urgency pace.Urgency, bytes int64) {
 	f.pace = urgency
 	th.w.cfg.Pacer.Begin(f.pace, bytes)
 	t.clock.begin()
-	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
+	f.ticket, f.err = th.w.cfg.Peer.Copy(&f.copy)
 	th.begun = append(th.begun, f)
 }
 
@@ -64,7 +64,7 @@ func (th *thread) spare() *flight {
 		f, th.spares = th.spares[n-1], th.spares[:n-1]
 	}
 	f.copy = cudaipc.Copy{
-		Peer: th.w.cfg.Peer, Sum: th.w.cfg.Integrity == Full,
+		Dir: cudaipc.Direction(th.kind), Sum: th.w.cfg.Integrity == Full,
 		Runs: f.copy.Runs[:0], Blocks: f.copy.Blocks[:0],
 	}
 	f.slots, f.status, f.number = f.slots[:0], f.status[:0], f.number[:0]
@@ -121,7 +121,7 @@ func (th *thread) awaitCopy(t *task, f *flight, before pool.Status) {
 	bad := th.copied(t, f)
 	for i := range bad {
 		if bad[i] {
-			f.status[i] = th.failureStatus(&f.slots[i], f.copy.Dir)
+			f.status[i] = th.failureStatus(&f.slots[i])
 		}
 	}
 	if th.kind == Load {
@@ -149,24 +149,23 @@ func (th *thread) copied(t *task, f *flight) (bad []bool) {
 
 // failureStatus returns the status of a block that was not copied. If the pool cannot read its
 // slot, the slot is the reason: a load drops the entry then, so that it is not promised again.
-func (th *thread) failureStatus(slot *pool.Slot, dir cudaipc.Direction) pool.Status {
-	if !th.w.cfg.Slots.Probe(*slot) && dir == cudaipc.Scatter {
+func (th *thread) failureStatus(slot *pool.Slot) pool.Status {
+	if !th.w.cfg.Slots.Probe(*slot) && th.kind == Load {
 		return pool.Corrupt
 	}
 	return Failed
 }
 
-// outcome waits for the end of a ticket, unless err means that the device did not accept it.
-func (th *thread) outcome(ticket cudaipc.Ticket, err error) (cudaipc.Done, error) {
+// outcome waits for the end of a copy, unless err means that the device did not accept it.
+func (th *thread) outcome(wait cudaipc.Ticket, err error) (cudaipc.Done, error) {
 	if err != nil {
 		return cudaipc.Done{}, err
 	}
 	for {
-		d, ok, err := th.w.cfg.Device.Done(ticket, doneWait)
+		d, ok, err := wait(doneWait)
 		if ok || err != nil {
 			return d, err
 		}
-		th.sweep()
 	}
 }
 

@@ -1,8 +1,6 @@
 package transfer
 
 import (
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -10,40 +8,52 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// gate is a device whose copies stand still between submission and start, until open is called. It
+// gate is a peer whose copies stand still between submission and start, until open is called. It
 // shows what a worker does while a copy is under way.
 type gate struct {
-	cudaipc.Device
+	cudaipc.Peer
 	submitted chan struct{} // one for each Copy
-	looked    chan struct{} // without room: a call of Done finds that a copy has not ended
+	looked    chan struct{} // without room: a ticket finds that a copy has not ended
 
 	mu      sync.Mutex
 	opened  bool
 	opening chan struct{} // closed when it is opened
-	held    map[cudaipc.Ticket]*cudaipc.Copy
-	real    map[cudaipc.Ticket]cudaipc.Ticket
-	last    cudaipc.Ticket
+	held    []*heldCopy
 }
 
-func newGate(d cudaipc.Device) *gate {
-	return &gate{
-		Device: d, submitted: make(chan struct{}, 1024), looked: make(chan struct{}), opening: make(chan struct{}),
-		held: map[cudaipc.Ticket]*cudaipc.Copy{}, real: map[cudaipc.Ticket]cudaipc.Ticket{},
-	}
+// heldCopy is a copy that stands still, or stood.
+type heldCopy struct {
+	copy    *cudaipc.Copy
+	started cudaipc.Ticket // under gate.mu; nil: it stands still
 }
+
+// newGate returns a gate; join puts it before the real peer by its before.
+func newGate() *gate {
+	return &gate{submitted: make(chan struct{}, 1024), looked: make(chan struct{}), opening: make(chan struct{})}
+}
+
+// before puts the gate before a configuration's peer.
+func (g *gate) before(c *Config) { g.Peer, c.Peer = c.Peer, g }
 
 func (g *gate) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.last++
 	if g.opened {
-		t, err := g.Device.Copy(c)
-		g.real[g.last] = t
-		return g.last, err
+		return g.Peer.Copy(c)
 	}
-	g.held[g.last] = c
+	h := &heldCopy{copy: c}
+	g.held = append(g.held, h)
 	g.submitted <- struct{}{}
-	return g.last, nil
+	return func(timeout time.Duration) (cudaipc.Done, bool, error) {
+		g.mu.Lock()
+		started := h.started
+		g.mu.Unlock()
+		if started == nil {
+			g.stands(timeout)
+			return cudaipc.Done{}, false, nil
+		}
+		return started(timeout)
+	}, nil
 }
 
 func (g *gate) open() {
@@ -53,30 +63,17 @@ func (g *gate) open() {
 		close(g.opening)
 	}
 	g.opened = true
-	for _, t := range slices.Sorted(maps.Keys(g.held)) {
-		real, err := g.Device.Copy(g.held[t])
-		if err != nil {
+	for _, h := range g.held {
+		var err error
+		if h.started, err = g.Peer.Copy(h.copy); err != nil {
 			panic(err)
 		}
-		g.real[t] = real
 	}
-	clear(g.held)
+	g.held = nil
 }
 
-func (g *gate) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	g.mu.Lock()
-	_, held := g.held[t]
-	real := g.real[t]
-	g.mu.Unlock()
-	if held {
-		g.stands(timeout)
-		return cudaipc.Done{}, false, nil
-	}
-	return g.Device.Done(real, timeout)
-}
-
-// stands waits in a call of Done of a copy that stands still: until a test sees the call, until the
-// gate is opened, or for as long as Done may wait.
+// stands waits in the ticket of a copy that stands still: until a test sees the call, the gate is
+// opened, or the ticket's time is over.
 func (g *gate) stands(timeout time.Duration) {
 	g.mu.Lock()
 	opening := g.opening

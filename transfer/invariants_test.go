@@ -6,7 +6,6 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
-	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -47,12 +46,12 @@ func TestSaveWaitsForTheEventBehindTheStep(t *testing.T) {
 	s.expect(9, 2, "bytes from before the event were stored")
 }
 
-// firesForTheDead is a device on which all events have fired, as on a driver where those of a dead
+// firesForTheDead is a peer of which all events have fired, as on a driver where those of a dead
 // process fire.
-type firesForTheDead struct{ cudaipc.Device }
+type firesForTheDead struct{ cudaipc.Peer }
 
-func (d firesForTheDead) Poll(w cudaipc.Wait) (cudaipc.State, error) {
-	s, err := d.Device.Poll(w)
+func (p firesForTheDead) Poll(w cudaipc.Wait) (cudaipc.State, error) {
+	s, err := p.Peer.Poll(w)
 	s.Fired = true
 	return s, err
 }
@@ -60,18 +59,13 @@ func (d firesForTheDead) Poll(w cudaipc.Wait) (cudaipc.State, error) {
 // TestNothingUnfinishedIsStored kills an engine in the middle of a step, on a device where its
 // events then fire.
 func TestNothingUnfinishedIsStored(t *testing.T) {
-	n := newNodeOn(t, 64, func(fd int, size int64) (cudaipc.Device, error) {
-		d, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
-		return firesForTheDead{d}, err
-	})
+	n := newNode(t, 64)
 	engine := devicetest.HostEngine(t, devicetest.Spec{Regions: []int64{blocks * blockSize}, Events: 1}, cudaipc.KindFD)
-	im, err := engine.Import(0)
+	im, err := engine.Import()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.host.Import(im); err != nil {
-		t.Fatal(err)
-	}
+	peer := firesForTheDead{devicetest.Import(t, n.host, im)}
 	sp := spec(1)
 	space, err := n.pool.OpenSpace(sp)
 	if err != nil {
@@ -81,7 +75,7 @@ func TestNothingUnfinishedIsStored(t *testing.T) {
 	limits := DefaultLimits
 	limits.EventWait = 200 * time.Millisecond
 	w, err := Start(Config{
-		Device: n.host, Slots: n.pool, Space: space, Spec: sp, Limits: limits, Lanes: n.lanes,
+		Peer: peer, Slots: n.pool, Space: space, Spec: sp, Limits: limits, Lanes: n.lanes,
 		Held: []Held{{Layout: Layout{[]GroupLayout{{NumBlocks: blocks,
 			Segments: []Segment{{Region: 1, Stride: blockSize, Bytes: blockSize}}}}}}},
 		Complete: func(c Completion) { done <- c },
@@ -124,7 +118,7 @@ func TestLoadWaitsForTheStepInFlightBehindAMover(t *testing.T) {
 	loadWaits(t, newNodeOn(t, 64, func(fd int, size int64) (cudaipc.Device, error) {
 		return mover.New(mover.Options{
 			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, AskEvents: true,
-			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
+			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
 		})
 	}))
 }
@@ -152,8 +146,8 @@ func loadWaits(t *testing.T, n *node) {
 func TestCompletionComesBehindTheCopy(t *testing.T) {
 	for _, kind := range []Kind{Save, Load} {
 		n := newNode(t, 64)
-		g := newGate(n.host)
-		s := n.join(t, func(c *Config) { c.Device = g })
+		g := newGate()
+		s := n.join(t, g.before)
 		s.write(3, 1)
 		job := save(1, section(0, 1, 3))
 		if kind == Load {
@@ -208,9 +202,10 @@ func cancelWhileCopying(t *testing.T, kind Kind, batches int) {
 	n := newNode(t, 64)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
 	n.join(t, nil).fill(0, 8)
-	g := newGate(n.host)
+	g := newGate()
 	s := n.join(t, func(c *Config) {
-		c.Device, c.Limits = g, DefaultLimits
+		g.before(c)
+		c.Limits = DefaultLimits
 		c.Limits.BatchBytes, c.Limits.Batches = 2*blockSize, batches
 	})
 	job := save(1, section(100, 8, 0))
@@ -249,8 +244,8 @@ func TestNextBatchesAreUnderWay(t *testing.T) {
 	limits := DefaultLimits
 	limits.BatchBytes, limits.Batches = 2*blockSize, 3
 	for _, job := range []Job{save(1, section(0, 10, 0)), load(2, section(0, 10, 20))} {
-		g := newGate(n.host)
-		s := n.join(t, func(c *Config) { c.Device, c.Limits = g, limits })
+		g := newGate()
+		s := n.join(t, func(c *Config) { g.before(c); c.Limits = limits })
 		for b := range uint32(10) {
 			s.write(b, 1000+uint64(b))
 		}
@@ -273,8 +268,8 @@ func TestNextBatchesAreUnderWay(t *testing.T) {
 func TestOneLaneOneBatch(t *testing.T) {
 	n := newNode(t, 64)
 	n.lanes = NewLanes(1, DefaultLimits.SaveAge, nil)
-	g := newGate(n.host)
-	s := n.join(t, func(c *Config) { c.Device, c.Limits = g, DefaultLimits; c.Limits.BatchBytes = blockSize })
+	g := newGate()
+	s := n.join(t, func(c *Config) { g.before(c); c.Limits = DefaultLimits; c.Limits.BatchBytes = blockSize })
 	s.submit(save(1, section(0, 6, 0)))
 	g.takes(s, 1)
 	g.open()
@@ -286,10 +281,10 @@ func TestOneLaneOneBatch(t *testing.T) {
 func TestRevokedWithBatchesUnderWay(t *testing.T) {
 	n := newNode(t, 64)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
-	g := newGate(n.host)
+	g := newGate()
 	limits := DefaultLimits
 	limits.BatchBytes, limits.Batches = blockSize, 6
-	s := n.join(t, func(c *Config) { c.Device, c.Limits = g, limits })
+	s := n.join(t, func(c *Config) { g.before(c); c.Limits = limits })
 	job := save(1, section(0, 8, 0))
 	job.Revoke = 7
 	s.submit(job)
@@ -305,8 +300,8 @@ func TestRevokedWithBatchesUnderWay(t *testing.T) {
 // TestRevokedIsNotStored revokes a save while it is copied, and overwrites its block.
 func TestRevokedIsNotStored(t *testing.T) {
 	n := newNode(t, 64)
-	g := newGate(n.host)
-	s := n.join(t, func(c *Config) { c.Device = g })
+	g := newGate()
+	s := n.join(t, g.before)
 	s.write(3, 1)
 	job := save(1, section(0, 1, 3))
 	job.Revoke = 7
@@ -326,21 +321,23 @@ func TestRevokedIsNotStored(t *testing.T) {
 	}
 }
 
-// clearing is a device whose engine clears its revocation word when the second copy is asked for.
+// clearing is a peer that clears its revocation word when the second copy is asked for.
 type clearing struct {
 	*gate
-	first cudaipc.Ticket
-	clear func()
+	copies int
+	clear  func()
 }
 
-func (c *clearing) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	if c.first == 0 {
-		c.first = t
-	}
-	if t != c.first {
-		c.clear()
-	}
-	return c.gate.Done(t, timeout)
+func (c *clearing) Copy(x *cudaipc.Copy) (cudaipc.Ticket, error) {
+	c.copies++
+	first := c.copies == 1
+	ticket, err := c.gate.Copy(x)
+	return func(timeout time.Duration) (cudaipc.Done, bool, error) {
+		if !first {
+			c.clear()
+		}
+		return ticket(timeout)
+	}, err
 }
 
 // TestRevocationIsNotTakenBack revokes a save, and uses the word for something else while the later
@@ -349,10 +346,10 @@ func (c *clearing) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, 
 func TestRevocationIsNotTakenBack(t *testing.T) {
 	n := newNode(t, 64)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
-	c := &clearing{gate: newGate(n.host)}
+	c := &clearing{gate: newGate()}
 	limits := DefaultLimits
 	limits.BatchBytes, limits.Batches = blockSize, 6
-	s := n.join(t, func(cfg *Config) { cfg.Device, cfg.Limits = c, limits })
+	s := n.join(t, func(cfg *Config) { c.Peer, cfg.Peer, cfg.Limits = cfg.Peer, c, limits })
 	c.clear = func() { s.engine.ClearRevoke(7) }
 	job := save(1, section(0, 8, 0))
 	job.Revoke = 7
@@ -370,8 +367,8 @@ func TestRevocationIsNotTakenBack(t *testing.T) {
 // TestEpochIsCheckedAtCommit resets the space while a save is copied.
 func TestEpochIsCheckedAtCommit(t *testing.T) {
 	n := newNode(t, 64)
-	g := newGate(n.host)
-	s := n.join(t, func(c *Config) { c.Device = g })
+	g := newGate()
+	s := n.join(t, g.before)
 	s.submit(save(1, section(0, 4, 3)))
 	g.during(s, "a save of an epoch that is over", func() {
 		if _, err := s.pool.ResetSpace(s.space); err != nil {

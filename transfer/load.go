@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -20,7 +19,6 @@ func (th *thread) load(t *task) {
 // beginLoad pins the batch's blocks.
 func (th *thread) beginLoad(t *task, f *flight, parts []part) pool.Status {
 	th.enter(Reserving)
-	f.copy.Dir = cudaipc.Scatter
 	for i := range parts {
 		b := th.batch(t, &parts[i])
 		th.w.cfg.Slots.Acquire(&b)

@@ -134,9 +134,9 @@ func TestUrgentSavesAreNotPaced(t *testing.T) {
 	s.ends(2, pool.OK)
 }
 
-// sizes is a device that records the bytes of each copy.
+// sizes is a peer that records the bytes of each copy.
 type sizes struct {
-	cudaipc.Device
+	cudaipc.Peer
 	mu    sync.Mutex
 	bytes []int
 }
@@ -149,7 +149,7 @@ func (d *sizes) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	d.mu.Lock()
 	d.bytes = append(d.bytes, n)
 	d.mu.Unlock()
-	return d.Device.Copy(c)
+	return d.Peer.Copy(c)
 }
 
 // TestPacedBatches expects a save under a limit to be copied in small batches, each in its time,
@@ -165,8 +165,8 @@ func TestPacedBatches(t *testing.T) {
 		p := pace.New(setting, clock.Now)
 		var device *sizes
 		s := newNode(t, many).join(t, func(c *Config) {
-			device = &sizes{Device: c.Device}
-			c.Device, c.Pacer = device, p
+			device = &sizes{Peer: c.Peer}
+			c.Peer, c.Pacer = device, p
 		})
 		s.submit(revocable(1, section(0, many, 0)))
 		if limited {
@@ -196,8 +196,9 @@ func TestPacerSeesCopies(t *testing.T) {
 	p := pace.New(pace.Auto, clock.Now)
 	var g *gate
 	s := newNode(t, 64).join(t, func(c *Config) {
-		g = newGate(c.Device)
-		c.Device, c.Pacer = g, p
+		g = newGate()
+		g.before(c)
+		c.Pacer = p
 	})
 	engine := p.Engine()
 	step := func() {
@@ -232,9 +233,9 @@ func TestPacerSeesStagedLoads(t *testing.T) {
 		clock.pass(10 * time.Millisecond)
 	}
 	n := newNode(t, 64)
-	g := &stageGate{Device: n.host, before: func(int, *cudaipc.Copy) { step() }}
+	g := &stageGate{before: func(int, *cudaipc.Copy) { step() }}
 	s := n.join(t, func(c *Config) {
-		c.Device, c.Pacer, c.Limits = g, p, DefaultLimits
+		g.Peer, c.Peer, c.Pacer, c.Limits = c.Peer, g, p, DefaultLimits
 		c.Limits.Batches = 1
 	})
 	s.fill(0, 4)

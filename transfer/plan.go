@@ -56,11 +56,7 @@ func (p *plan) runs(to []cudaipc.Run, block uint32, off int64) []cudaipc.Run {
 }
 
 // Segment locates a piece of every block of a group: that of block b is at Offset + b*Stride.
-type Segment struct {
-	Region         cudaipc.RegionID
-	Offset, Stride uint64
-	Bytes          uint32
-}
+type Segment = cudaipc.Piece
 
 // GroupLayout is one KV cache group of a worker: a block is the pieces of its segments in order.
 type GroupLayout struct {

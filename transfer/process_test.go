@@ -43,11 +43,8 @@ func (n *node) rank(t *testing.T, number int, kind cudaipc.Kind) *rank {
 	r := &rank{t: t, done: make(chan Completion, 1)}
 	r.engine = devicetest.HostEngine(t,
 		devicetest.Spec{Regions: []int64{rankBlocks * small, rankBlocks * large}, Events: 1}, kind)
-	im, err := r.engine.Import(cudaipc.PeerID(100 + number))
+	im, err := r.engine.Import()
 	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.host.Import(im); err != nil {
 		t.Fatal(err)
 	}
 	spec, layout := twoGroups()
@@ -56,7 +53,7 @@ func (n *node) rank(t *testing.T, number int, kind cudaipc.Kind) *rank {
 		t.Fatal(err)
 	}
 	r.worker, err = Start(Config{
-		Device: n.host, Peer: im.Peer, Slots: n.pool, Space: space, Spec: spec, Lanes: n.lanes,
+		Peer: devicetest.Import(t, n.host, im), Slots: n.pool, Space: space, Spec: spec, Lanes: n.lanes,
 		Held: []Held{{uint8(number), layout}}, Complete: func(c Completion) { r.done <- c },
 	})
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 )
 
 // Sampling is the end-to-end check of some of the blocks that are copied: a sum made where the
-// engine's memory is, by another path than the copy's (cudaipc.Device.Sum), is compared with the
+// engine's memory is, by another path than the copy's (cudaipc.Peer.Sum), is compared with the
 // sum of the block's slot.
 type Sampling struct {
 	Every uint32 // one block in so many, of each direction of a worker; 0: none, 1: all
@@ -114,7 +114,7 @@ func (th *thread) startSamples(f *flight, chosen func() bool) bool {
 			Seed: f.copy.Blocks[i].Seed})
 	}
 	for _, a := range f.samples {
-		a.ticket, a.err = th.w.cfg.Device.Sum(&a.sample)
+		a.ticket, a.err = th.w.cfg.Peer.Sum(&a.sample)
 	}
 	return len(f.samples) > 0
 }
@@ -127,7 +127,7 @@ func (th *thread) sampleFor(f *flight, at *place) *sampleRequest {
 		}
 	}
 	a := &sampleRequest{held: at.held, group: at.group, sample: cudaipc.Sample{
-		Peer: th.w.cfg.Peer, Within: th.w.cfg.Limits.SampleWait, Pieces: th.w.held[at.held].pieces[at.group],
+		Within: th.w.cfg.Limits.SampleWait, Pieces: th.w.held[at.held].layout[at.group].Segments,
 	}}
 	f.samples = append(f.samples, a)
 	return a
@@ -162,7 +162,7 @@ func (th *thread) compare(t *task, f *flight, wanted bool) {
 			case !ok:
 				t.sample.Unverified++
 				if th.kind == Save { // it could not be loaded
-					f.status[i] = th.failureStatus(&f.slots[i], f.copy.Dir)
+					f.status[i] = th.failureStatus(&f.slots[i])
 				}
 			case slot == engine:
 				t.sample.Matched++
@@ -225,14 +225,4 @@ func (j *Job) hash(number int) []byte {
 		number -= h.N
 	}
 	return nil
-}
-
-// piecesOf returns a group's segments as a device takes them for samples: those of the
-// registration, not merged.
-func piecesOf(g *GroupLayout) []cudaipc.Piece {
-	out := make([]cudaipc.Piece, len(g.Segments))
-	for i, s := range g.Segments {
-		out[i] = cudaipc.Piece{Region: s.Region, Offset: s.Offset, Stride: s.Stride, Bytes: s.Bytes}
-	}
-	return out
 }

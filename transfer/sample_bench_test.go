@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
@@ -40,19 +39,21 @@ func benchSampling(b *testing.B, open openSampled) {
 		b.Fatal(err)
 	}
 	defer func() {
-		if err := device.Close(cudaipc.AllPeers); err != nil {
+		if err := device.Close(); err != nil {
 			b.Error(err)
 		}
 		_ = p.Close()
 	}()
 	engine := open.engine(b, devicetest.Spec{Regions: []int64{2 * benchBlocks * benchBlock}})
-	im, err := engine.Import(1)
-	if err == nil {
-		err = device.Import(im)
-	}
+	im, err := engine.Import()
 	if err != nil {
 		b.Fatal(err)
 	}
+	peer, err := device.Import(im)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = peer.Close() }()
 	g := GroupLayout{NumBlocks: benchBlocks}
 	for at := uint64(0); at < benchBlock; at += benchFragment {
 		g.Segments = append(g.Segments, Segment{Region: 1, Offset: 2 * at, Stride: 2 * benchBlock,
@@ -60,7 +61,7 @@ func benchSampling(b *testing.B, open openSampled) {
 	}
 	done := make(chan Completion, 1)
 	cfg := Config{
-		Device: device, Peer: 1, Slots: p, Held: []Held{{Layout: Layout{[]GroupLayout{g}}}}, Limits: patientSamples(),
+		Peer: peer, Slots: p, Held: []Held{{Layout: Layout{[]GroupLayout{g}}}}, Limits: patientSamples(),
 		Lanes: NewLanes(4, DefaultLimits.SaveAge, nil),
 		Spec: pool.Spec{Fingerprint: pool.Fingerprint{3}, Identity: []byte("bench"), Shards: 1,
 			Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{benchBlock}}}},

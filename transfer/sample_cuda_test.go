@@ -17,17 +17,14 @@ func TestCUDASampleCatchesWrongCopies(t *testing.T) {
 	for name, kind := range map[string]cudaipc.Kind{"handles": cudaipc.KindCUDA, "virtual": cudaipc.KindCUDAFD} {
 		engine := func(t devicetest.T, s devicetest.Spec) devicetest.Engine { return devicetest.CUDAEngine(t, s, kind) }
 		t.Run(name, func(t *testing.T) {
-			catchesWrongCopies(t, openSampled{engine: engine, device: func(fd int, size int64) (cudaipc.Device,
-				error) {
-				return cuda.Open(cuda.Options{ArenaFD: fd, ArenaSize: size})
-			}})
+			catchesWrongCopies(t, openSampled{engine: engine, device: onCUDA})
 		})
 		t.Run(name+" in a mover", func(t *testing.T) {
 			catchesWrongCopies(t, openSampled{engine: engine, device: func(fd int, size int64) (cudaipc.Device,
 				error) {
 				return mover.New(mover.Options{
 					Name: "test", Device: cudaipc.CUDADevice, ArenaFD: fd, ArenaSize: size,
-					Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
+					Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
 				})
 			}})
 		})
@@ -40,8 +37,17 @@ func BenchmarkCUDASampling(b *testing.B) {
 		engine: func(t devicetest.T, s devicetest.Spec) devicetest.Engine {
 			return devicetest.CUDAEngine(t, s, cudaipc.KindCUDA)
 		},
-		device: func(fd int, size int64) (cudaipc.Device, error) {
-			return cuda.Open(cuda.Options{ArenaFD: fd, ArenaSize: size})
-		},
+		device: onCUDA,
 	})
 }
+
+// openCUDA opens the only GPU on an arena, which stays mapped.
+func openCUDA(fd int, size int64) (*cuda.Device, error) {
+	arena, err := cudaipc.MapFD(fd, size)
+	if err != nil {
+		return nil, err
+	}
+	return cuda.Open(cuda.Options{Arena: arena})
+}
+
+func onCUDA(fd int, size int64) (cudaipc.Device, error) { return openCUDA(fd, size) }

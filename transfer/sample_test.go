@@ -10,7 +10,6 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
-	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	devices "github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/pool"
@@ -21,7 +20,7 @@ import (
 type sampleRig struct {
 	*rank
 	n          *node
-	device     cudaipc.Device
+	peer       cudaipc.Peer
 	space      pool.SpaceID
 	mu         sync.Mutex
 	mismatches []Mismatch
@@ -39,18 +38,14 @@ func hostEngine(t devicetest.T, s devicetest.Spec) devicetest.Engine {
 
 // sampledDevices are all devices that this build has without a GPU.
 var sampledDevices = map[string]openSampled{
-	"host": {engine: hostEngine, device: func(fd int, size int64) (cudaipc.Device, error) {
-		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
-	}},
+	"host": {engine: hostEngine, device: openHost},
 	"process": {engine: func(t devicetest.T, s devicetest.Spec) devicetest.Engine {
 		return devicetest.HostEngine(t, s, cudaipc.KindPeer)
-	}, device: func(fd int, size int64) (cudaipc.Device, error) {
-		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
-	}},
+	}, device: openHost},
 	"mover": {engine: hostEngine, device: func(fd int, size int64) (cudaipc.Device, error) {
 		m, err := mover.New(mover.Options{
 			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size,
-			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
+			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
 		})
 		return devices.Open(devices.Options{Host: m}), err
 	}},
@@ -68,20 +63,17 @@ func patientSamples() Limits {
 func (o openSampled) rig(t *testing.T, change func(*Config, *sampleRig)) *sampleRig {
 	t.Helper()
 	r := &sampleRig{n: newNodeOn(t, 64, o.device)}
-	r.device = r.n.host
 	r.rank = &rank{t: t, done: make(chan Completion, 64)}
 	r.engine = o.engine(t, devicetest.Spec{Regions: []int64{blocks * 2 * piece, blocks * 2 * piece}, Events: 1,
 		Revokes: 8})
-	im, err := r.engine.Import(1)
+	im, err := r.engine.Import()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.n.host.Import(im); err != nil {
-		t.Fatal(err)
-	}
+	r.peer = devicetest.Import(t, r.n.host, im)
 	arena, _ := r.n.pool.Arena()
 	cfg := Config{
-		Device: r.n.host, Peer: 1, Slots: r.n.pool, Spec: spec(1), Held: []Held{{Layout: layout()}}, Lanes: r.n.lanes,
+		Peer: r.peer, Slots: r.n.pool, Spec: spec(1), Held: []Held{{Layout: layout()}}, Lanes: r.n.lanes,
 		Limits:   patientSamples(),
 		Complete: func(c Completion) { r.done <- c },
 		Sampling: Sampling{Every: 1, Arena: arena, Mismatch: func(m Mismatch) {
@@ -97,7 +89,7 @@ func (o openSampled) rig(t *testing.T, change func(*Config, *sampleRig)) *sample
 	if cfg.Space, err = r.n.pool.OpenSpace(cfg.Spec); err != nil {
 		t.Fatal(err)
 	}
-	r.space, r.device = cfg.Space, cfg.Device
+	r.space = cfg.Space
 	if r.worker, err = Start(cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +149,7 @@ func catchesWrongCopies(t *testing.T, open openSampled) {
 func miscopying(fault devicetest.Miscopied, integrity Integrity, every uint32, kind Kind) func(*Config, *sampleRig) {
 	return func(c *Config, r *sampleRig) {
 		c.Integrity, c.Sampling.Every = integrity, every
-		c.Device = &wrongWay{Miscopy: devicetest.Miscopy{Device: r.n.host, Arena: c.Sampling.Arena, Fault: fault},
+		c.Peer = &wrongWay{Miscopy: devicetest.Miscopy{Peer: r.peer, Arena: c.Sampling.Arena, Fault: fault},
 			kind: kind}
 	}
 }
@@ -172,7 +164,7 @@ func (w *wrongWay) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	if (c.Dir == cudaipc.Gather) == (w.kind == Save) {
 		return w.Miscopy.Copy(c)
 	}
-	return w.Device.Copy(c)
+	return w.Peer.Copy(c)
 }
 
 func catchesSave(t *testing.T, open openSampled, fault devicetest.Miscopied, integrity Integrity, every uint32) {
@@ -255,7 +247,7 @@ func (r *sampleRig) told(c Completion, bad int, want Mismatch) {
 func TestSampleOfADamagedSlot(t *testing.T) {
 	flip := &flipping{}
 	r := sampledDevices["host"].rig(t, func(c *Config, r *sampleRig) {
-		flip.Device, flip.arena, c.Device = r.n.host, c.Sampling.Arena, flip
+		flip.Peer, flip.arena, c.Peer = r.peer, c.Sampling.Arena, flip
 	})
 	r.finish(save(1, section(0, 1, 0)))
 	flip.on = true
@@ -265,10 +257,10 @@ func TestSampleOfADamagedSlot(t *testing.T) {
 	}
 }
 
-// flipping is a device whose arena changes between the sum that a load makes of it and the bytes
+// flipping is a peer whose arena changes between the sum that a load makes of it and the bytes
 // that it copies.
 type flipping struct {
-	cudaipc.Device
+	cudaipc.Peer
 	arena []byte
 	on    bool
 	sums  []uint32
@@ -288,35 +280,25 @@ func (f *flipping) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 		}
 		f.arena[c.Runs[0].ArenaOff+5] ^= 1
 	}
-	return f.Device.Copy(c)
+	ticket, err := f.Peer.Copy(c)
+	return func(timeout time.Duration) (cudaipc.Done, bool, error) {
+		d, ok, err := ticket(timeout)
+		if ok && f.sums != nil {
+			d.Sums, f.sums = f.sums, nil
+		}
+		return d, ok, err
+	}, err
 }
 
-func (f *flipping) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	d, ok, err := f.Device.Done(t, timeout)
-	if ok && f.sums != nil {
-		d.Sums, f.sums = f.sums, nil
-	}
-	return d, ok, err
-}
-
-func (f *flipping) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
-	return f.Device.Sum(s)
-}
-
-// heldSums is a device whose sums stand still between submission and start, until open is called.
+// heldSums is a peer whose sums stand still between submission and start, until open is called.
 type heldSums struct {
 	*gate  // of which only the sums are held
 	copies chan struct{}
-
-	samples []*cudaipc.Sample // by ticket; under gate.mu
 }
 
-func newHeldSums(d cudaipc.Device) *heldSums {
-	return &heldSums{gate: newGate(d), copies: make(chan struct{}, 1024)}
+func newHeldSums() *heldSums {
+	return &heldSums{gate: newGate(), copies: make(chan struct{}, 1024)}
 }
-
-// sumBit is in the tickets of sums.
-const sumBit = 1 << 40
 
 // close has the sums stand still again that are asked for from now on.
 func (h *heldSums) close() {
@@ -325,56 +307,47 @@ func (h *heldSums) close() {
 	h.opened, h.opening = false, make(chan struct{})
 }
 
+func (h *heldSums) isOpen() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.opened
+}
+
 func (h *heldSums) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	h.copies <- struct{}{}
-	return h.Device.Copy(c)
+	return h.Peer.Copy(c)
 }
 
 func (h *heldSums) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
-	h.mu.Lock()
-	opened := h.opened
-	if !opened {
-		h.last++
-		h.samples = append(h.samples, s)
-	}
-	last := h.last
-	h.mu.Unlock()
-	if opened {
-		return h.Device.Sum(s)
+	if h.isOpen() {
+		return h.Peer.Sum(s)
 	}
 	h.submitted <- struct{}{}
-	return last | sumBit, nil
-}
-
-func (h *heldSums) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	if t&sumBit == 0 {
-		return h.Device.Done(t, timeout)
-	}
-	h.mu.Lock()
-	opened, s := h.opened, h.samples[t&^sumBit-1]
-	h.mu.Unlock()
-	if !opened {
-		h.stands(timeout)
-		return cudaipc.Done{}, false, nil
-	}
-	real, err := h.Device.Sum(s)
-	if err != nil {
-		return cudaipc.Done{}, false, err
-	}
-	for {
-		if d, ok, err := h.Device.Done(real, timeout); ok || err != nil {
-			return d, ok, err
+	return func(timeout time.Duration) (cudaipc.Done, bool, error) {
+		if !h.isOpen() {
+			h.stands(timeout)
+			return cudaipc.Done{}, false, nil
 		}
-	}
+		ticket, err := h.Peer.Sum(s)
+		for err == nil {
+			var d cudaipc.Done
+			var ok bool
+			if d, ok, err = ticket(timeout); ok {
+				return d, ok, err
+			}
+		}
+		return cudaipc.Done{}, false, err
+	}, nil
 }
 
 // sampleStation is a station each of whose blocks is checked, on a device whose sums stand still.
 func sampleStation(t *testing.T, n *node, change func(*Config)) (*station, *heldSums) {
 	t.Helper()
-	held := newHeldSums(n.host)
+	held := newHeldSums()
 	s := n.join(t, func(c *Config) {
 		arena, _ := n.pool.Arena()
-		c.Device, c.Limits, c.Sampling = held, patientSamples(), Sampling{Every: 1, Arena: arena}
+		held.Peer, c.Peer = c.Peer, held
+		c.Limits, c.Sampling = patientSamples(), Sampling{Every: 1, Arena: arena}
 		if change != nil {
 			change(c)
 		}
@@ -480,7 +453,7 @@ func TestCopiesGoOnBesideSums(t *testing.T) {
 func TestSamplesThatAreNotMade(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"late":    func(c *Config) { c.Limits.SampleWait = 1 },
-		"refused": func(c *Config) { c.Device = &noSums{Device: c.Device} },
+		"refused": func(c *Config) { c.Peer = &noSums{c.Peer} },
 	} {
 		s := newNode(t, 64).join(t, func(c *Config) {
 			arena, _ := c.Slots.(interface{ Arena() ([]byte, int) }).Arena()
@@ -502,8 +475,8 @@ func TestEngineDiesWhileSummed(t *testing.T) {
 		for _, kind := range []Kind{Save, Load} {
 			var held *heldSums
 			r := sampledDevices[name].rig(t, func(c *Config, r *sampleRig) {
-				held = newHeldSums(r.n.host)
-				c.Device = held
+				held = newHeldSums()
+				held.Peer, c.Peer = c.Peer, held
 			})
 			t.Cleanup(held.open)
 			job := save(1, section(0, 4, 0))
@@ -529,9 +502,9 @@ func TestEngineDiesWhileSummed(t *testing.T) {
 	}
 }
 
-type noSums struct{ cudaipc.Device }
+type noSums struct{ cudaipc.Peer }
 
-func (*noSums) Sum(*cudaipc.Sample) (cudaipc.Ticket, error) { return 0, cudaipc.ErrPeer }
+func (*noSums) Sum(*cudaipc.Sample) (cudaipc.Ticket, error) { return nil, cudaipc.ErrPeer }
 
 // TestPickerTakesOneOfEach expects one block of each row, at every place of it, whatever the jobs'
 // sizes are, and the same for one seed.

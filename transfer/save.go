@@ -19,7 +19,6 @@ func (th *thread) save(t *task) {
 // beginSave reserves slots for the batch, of each part up to the first block without room.
 func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
 	th.enter(Reserving)
-	f.copy.Dir = cudaipc.Gather
 	for i, p := range parts {
 		end := p.from + t.room(&p, &parts[i-p.held])
 		t.set(p.first+end-p.from, p.to-end, pool.Busy)

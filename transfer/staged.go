@@ -114,7 +114,7 @@ func (l *staged) stage(c *stageCursor) []int {
 // Limits.BatchBytes and maxBatchRuns.
 func (th *thread) launchStage(t *task, l *staged, c *stageCursor, lane *ticket) pool.Status {
 	f := th.spare()
-	f.lane, f.copy.Dir = lane, cudaipc.Scatter
+	f.lane = lane
 	room := th.w.cfg.Limits.BatchBytes
 	for stage := c.stage; c.stage == stage && len(f.copy.Runs) < maxBatchRuns; l.skip(c) {
 		index := l.stage(c)[c.rng]
@@ -142,7 +142,7 @@ func (th *thread) finishStage(t *task, l *staged, f *flight, before pool.Status)
 	for i, block := range f.number {
 		switch {
 		case bad != nil && bad[i]:
-			l.status[block] = th.failureStatus(&l.slots[block], cudaipc.Scatter)
+			l.status[block] = th.failureStatus(&l.slots[block])
 		case f.copy.Sum:
 			l.rangeSums[f.at[i]] = f.sums[i]
 		}
@@ -157,7 +157,7 @@ func (th *thread) finishStage(t *task, l *staged, f *flight, before pool.Status)
 	if l.counted == l.count && th.w.cfg.Integrity == Full && !l.whole() {
 		return Cancelled
 	}
-	if th.w.cfg.Device.SetWord(th.w.cfg.Peer, l.Word, uint64(l.counted)) != nil {
+	if th.w.cfg.Peer.SetWord(l.Word, uint64(l.counted)) != nil {
 		return Failed
 	}
 	return pool.OK

@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"errors"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -22,11 +23,8 @@ func BenchmarkStaged(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	arena, fd := p.Arena()
-	device, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: int64(len(arena))})
-	if err != nil {
-		b.Fatal(err)
-	}
+	arena, _ := p.Arena()
+	device := host.Open(arena)
 	e, err := engine.NewHost(1, 1)
 	if err != nil {
 		b.Fatal(err)
@@ -36,14 +34,15 @@ func BenchmarkStaged(b *testing.B) {
 		b.Fatal(err)
 	}
 	words, sync := e.SyncDesc()
-	im := cudaipc.Import{Peer: 1, Sync: &sync}
+	im := cudaipc.Import{Sync: &sync}
 	for _, r := range []cudaipc.Region{words, cache.Region()} {
 		if r, err = r.Dup(); err != nil {
 			b.Fatal(err)
 		}
 		im.Regions = append(im.Regions, r)
 	}
-	if err := device.Import(im); err != nil {
+	peer, err := device.Import(im)
+	if err != nil {
 		b.Fatal(err)
 	}
 	g := GroupLayout{NumBlocks: 2 * count}
@@ -60,7 +59,7 @@ func BenchmarkStaged(b *testing.B) {
 	}
 	done := make(chan Completion, 1)
 	cfg := Config{
-		Device: device, Peer: 1, Slots: p, Held: []Held{{Layout: shard.Layout}},
+		Peer: peer, Slots: p, Held: []Held{{Layout: shard.Layout}},
 		Lanes: NewLanes(4, DefaultLimits.SaveAge, nil),
 		Spec: pool.Spec{Fingerprint: pool.Fingerprint{3}, Identity: []byte("bench"), Shards: 1,
 			Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{block}}}},
@@ -117,7 +116,7 @@ func BenchmarkStaged(b *testing.B) {
 	ms(all, "ms_all_stages")
 	ms(sums, "ms_one_sum")
 	w.Close()
-	if err := device.Close(cudaipc.AllPeers); err != nil {
+	if err := errors.Join(peer.Close(), device.Close()); err != nil {
 		b.Error(err)
 	}
 	if err := e.Close(); err != nil {

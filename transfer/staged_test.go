@@ -66,10 +66,10 @@ func (s *station) arrived(block uint32, seed uint64) (stages [stageCount]bool) {
 	return stages
 }
 
-// stageGate is a device that calls before for each copy, with its number from 0 on, before the
-// device gets it. It counts the words that were written.
+// stageGate is a peer that calls before for each copy, with its number from 0 on, before the
+// real one gets it. It counts the words that were written.
 type stageGate struct {
-	cudaipc.Device
+	cudaipc.Peer
 	before func(n int, c *cudaipc.Copy)
 	copies atomic.Int32
 	words  []uint64
@@ -80,12 +80,12 @@ func (g *stageGate) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 		g.before(int(g.copies.Load()), c)
 		g.copies.Add(1)
 	}
-	return g.Device.Copy(c)
+	return g.Peer.Copy(c)
 }
 
-func (g *stageGate) SetWord(id cudaipc.PeerID, off, value uint64) error {
+func (g *stageGate) SetWord(off, value uint64) error {
 	g.words = append(g.words, value)
-	return g.Device.SetWord(id, off, value)
+	return g.Peer.SetWord(off, value)
 }
 
 // withGate joins a station whose loads call before for each copy, one at a time, and stores blocks
@@ -94,10 +94,10 @@ func withGate(t *testing.T, stored int, before func(s *station, n int, c *cudaip
 	t.Helper()
 	n := newNode(t, 64)
 	var s *station
-	g := &stageGate{Device: n.host}
+	g := &stageGate{}
 	g.before = func(n int, c *cudaipc.Copy) { before(s, n, c) }
 	s = n.join(t, func(c *Config) {
-		c.Device = g
+		g.Peer, c.Peer = c.Peer, g
 		c.Limits = DefaultLimits
 		c.Limits.Batches = 1
 	})
@@ -169,13 +169,13 @@ func TestStagedCopyOfOtherBytes(t *testing.T) {
 // expects the stage not to count when the second ends.
 func TestStagesAfterAFailedOne(t *testing.T) {
 	n := newNode(t, 64)
-	g := &stageGate{Device: n.host, before: func(n int, c *cudaipc.Copy) {
+	g := &stageGate{before: func(n int, c *cudaipc.Copy) {
 		if n == 0 {
 			c.Runs[0].Region = 9 // which is not there
 		}
 	}}
 	s := n.join(t, func(c *Config) {
-		c.Device = g
+		g.Peer, c.Peer = c.Peer, g
 		c.Limits = DefaultLimits
 		c.Limits.BatchBytes = piece // one block in each copy
 	})
@@ -244,10 +244,10 @@ func TestStagedLoadAwaitsTheStep(t *testing.T) {
 func TestStagedLoadIsSampled(t *testing.T) {
 	n := newNode(t, 64)
 	var s *station
-	g := &stageGate{Device: n.host, before: func(int, *cudaipc.Copy) {}}
+	g := &stageGate{before: func(int, *cudaipc.Copy) {}}
 	found := 0
 	s = n.join(t, func(c *Config) {
-		c.Device = &misplacing{stageGate: g}
+		g.Peer, c.Peer = c.Peer, &misplacing{stageGate: g}
 		arena, _ := n.pool.Arena()
 		c.Sampling = Sampling{Every: 1, Arena: arena, Mismatch: func(Mismatch) { found++ }}
 	})

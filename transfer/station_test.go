@@ -30,14 +30,20 @@ type node struct {
 	pool  *dram.Pool
 	host  cudaipc.Device
 	lanes *Lanes
-	peers cudaipc.PeerID
 }
 
 func newNode(t *testing.T, poolBlocks int) *node {
 	t.Helper()
-	return newNodeOn(t, poolBlocks, func(fd int, size int64) (cudaipc.Device, error) {
-		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
-	})
+	return newNodeOn(t, poolBlocks, openHost)
+}
+
+// openHost opens the host device on an arena, which stays mapped.
+func openHost(fd int, size int64) (cudaipc.Device, error) {
+	arena, err := cudaipc.MapFD(fd, size)
+	if err != nil {
+		return nil, err
+	}
+	return host.Open(arena), nil
 }
 
 // newNodeOn returns a node with the device that open makes of the pool's arena.
@@ -55,7 +61,7 @@ func newNodeOn(t *testing.T, poolBlocks int, open func(fd int, size int64) (cuda
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := host.Close(cudaipc.AllPeers); err != nil {
+		if err := host.Close(); err != nil {
 			t.Errorf("closing the device: %v", err)
 		}
 		if s := p.Stats(); s.PinnedEntries != 0 || s.Pinned != 0 {
@@ -75,7 +81,7 @@ type station struct {
 	engine *engine.Host
 	mem    [2]*engine.HostMemory
 	stream *engine.HostStream
-	peer   cudaipc.PeerID
+	peer   cudaipc.Peer
 	worker *Worker
 	done   chan Completion
 	space  pool.SpaceID
@@ -108,14 +114,13 @@ func layout() Layout {
 // join adds a station to a node; change may alter its configuration.
 func (n *node) join(t *testing.T, change func(*Config)) *station {
 	t.Helper()
-	s := &station{node: n, t: t, peer: n.peers, done: make(chan Completion, 4096)}
-	n.peers++
+	s := &station{node: n, t: t, done: make(chan Completion, 4096)}
 	var err error
 	if s.engine, err = engine.NewHost(16, 16); err != nil {
 		t.Fatal(err)
 	}
 	s.stream = s.engine.NewStream()
-	im := cudaipc.Import{Peer: s.peer}
+	var im cudaipc.Import
 	words, sync := s.engine.SyncDesc()
 	im.Sync = &sync
 	im.Regions = append(im.Regions, dup(t, words))
@@ -125,9 +130,7 @@ func (n *node) join(t *testing.T, change func(*Config)) *station {
 		}
 		im.Regions = append(im.Regions, dup(t, s.mem[r].Region()))
 	}
-	if err := n.host.Import(im); err != nil {
-		t.Fatal(err)
-	}
+	s.peer = devicetest.Import(t, n.host, im)
 	s.start(change)
 	return s
 }
@@ -135,7 +138,7 @@ func (n *node) join(t *testing.T, change func(*Config)) *station {
 func (s *station) start(change func(*Config)) {
 	s.t.Helper()
 	cfg := Config{
-		Device: s.host, Peer: s.peer, Slots: s.pool, Spec: spec(1), Held: []Held{{Layout: layout()}}, Lanes: s.lanes,
+		Peer: s.peer, Slots: s.pool, Spec: spec(1), Held: []Held{{Layout: layout()}}, Lanes: s.lanes,
 		Complete: func(c Completion) { s.done <- c },
 	}
 	if change != nil {
@@ -159,13 +162,13 @@ func (s *station) start(change func(*Config)) {
 }
 
 // sample has one block of each three checked, unless the test says otherwise or has wrapped the
-// real device.
+// real peer.
 func (s *station) sample(cfg *Config) {
-	device := cfg.Device
-	if gate, is := device.(*stageGate); is {
-		device = gate.Device
+	peer := cfg.Peer
+	if gate, is := peer.(*stageGate); is {
+		peer = gate.Peer
 	}
-	if device != s.host || cfg.Sampling.Every > 0 {
+	if peer != s.peer || cfg.Sampling.Every > 0 {
 		return
 	}
 	arena, _ := s.pool.Arena()

@@ -2,33 +2,35 @@ package transfer
 
 import (
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
 )
 
-// doneWait is the longest wait for a copy before the thread sweeps its queue.
-const doneWait = 20 * time.Millisecond
+// doneWait is how long one call waits for a copy; then the thread waits again. Any value does.
+const doneWait = time.Minute
 
-// task is a submitted job. Its thread owns it; cancelled is under Worker.mu.
+// task is a submitted job. Its thread owns it once it has left the queue.
 type task struct {
 	job    Job
 	status []pool.Status // of each block of all sections
 	// of each shard held of each block: the first shard's of all blocks, then the second's; status
 	// itself if there is one shard, or the job has not begun
-	shards    []pool.Status
-	bytes     int64 // moved
-	sample    SampleCounts
-	clock     clock
-	cancel    chan struct{} // closed by Cancel
-	cancelled bool
+	shards []pool.Status
+	bytes  int64 // moved
+	sample SampleCounts
+	clock  clock
+	cancel chan struct{} // closed by Cancel, once
+	once   sync.Once
 }
 
 // thread does the jobs of one kind, one after the other.
 type thread struct {
 	w    *Worker
 	kind Kind
-	wake chan struct{} // the queue has changed
+	more *sync.Cond // a job was queued, or the worker is being closed
 
 	// Under Worker.mu.
 	queue  []*task
@@ -45,91 +47,67 @@ type thread struct {
 	picker *picker
 }
 
-func (th *thread) signal() {
-	select {
-	case th.wake <- struct{}{}:
-	default:
-	}
-}
-
 func (th *thread) run() {
-	for {
-		t, closed := th.next()
-		switch {
-		case t != nil && th.kind == Save:
+	for t := th.next(); t != nil; t = th.next() {
+		if th.kind == Save {
 			th.save(t)
-			th.complete(t)
-		case t != nil:
-			th.load(t)
-			th.complete(t)
-		case closed:
-			return
-		default:
-			select {
-			case <-th.wake:
-			case <-th.w.stop:
-			}
-		}
-	}
-}
-
-// next removes cancelled jobs from the queue, and takes the oldest one.
-func (th *thread) next() (t *task, closed bool) {
-	th.sweep()
-	w := th.w
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.mu.closed && len(th.queue) > 0 {
-		t, th.queue = th.queue[0], th.queue[1:]
-		th.blocks -= len(t.status)
-		th.job = t
-		if n := len(w.held); n > 1 {
-			t.shards = make([]pool.Status, n*len(t.status))
-		}
-		th.enterLocked(Checking)
-	}
-	return t, w.mu.closed && len(th.queue) == 0
-}
-
-// sweep completes the queued jobs that were cancelled, and after Close all, before any is touched.
-func (th *thread) sweep() {
-	w := th.w
-	w.mu.Lock()
-	var out []*task
-	keep := th.queue[:0:0]
-	for _, t := range th.queue {
-		if t.cancelled || w.mu.closed {
-			out = append(out, t)
-			th.blocks -= len(t.status)
 		} else {
-			keep = append(keep, t)
+			th.load(t)
 		}
-	}
-	th.queue = keep
-	w.mu.Unlock()
-	for _, t := range out {
-		t.setFrom(0, Cancelled)
 		th.complete(t)
 	}
 }
 
-// complete reports a job. The job is removed before it is reported, so its ID may be reused.
+// next waits for a job and takes the oldest; nil: the worker is being closed.
+func (th *thread) next() *task {
+	w := th.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(th.queue) == 0 {
+		if w.mu.closed {
+			return nil
+		}
+		th.more.Wait()
+	}
+	t := th.queue[0]
+	th.dropLocked(t)
+	th.job = t
+	if n := len(w.held); n > 1 {
+		t.shards = make([]pool.Status, n*len(t.status))
+	}
+	th.enterLocked(Checking)
+	return t
+}
+
+// dropLocked takes a job from the queue, and reports whether it was there.
+func (th *thread) dropLocked(t *task) bool {
+	i := slices.Index(th.queue, t)
+	if i < 0 {
+		return false
+	}
+	th.queue = slices.Delete(th.queue, i, i+1)
+	th.blocks -= len(t.status)
+	return true
+}
+
+// report reports a job that is not among the worker's any more, so its ID may be reused.
+func (w *Worker) report(t *task) {
+	w.cfg.Complete(Completion{Job: t.job.ID, Kind: t.job.Kind, Sections: t.job.Sections, Status: t.status,
+		Bytes: t.bytes, Sample: t.sample, Times: t.clock.times()})
+}
+
+// complete reports the thread's job.
 func (th *thread) complete(t *task) {
 	w := th.w
 	t.join()
 	w.mu.Lock()
 	delete(w.mu.jobs, t.job.ID)
-	if th.job == t {
-		th.enterLocked(Completing)
-	}
+	th.enterLocked(Completing)
 	w.mu.Unlock()
-	w.cfg.Complete(Completion{Job: t.job.ID, Kind: t.job.Kind, Sections: t.job.Sections, Status: t.status,
-		Bytes: t.bytes, Sample: t.sample, Times: t.clock.times()})
+	w.report(t)
 	w.mu.Lock()
-	if th.job == t {
-		th.job = nil
-		th.enterLocked(Idle)
-	}
+	th.job = nil
+	th.enterLocked(Idle)
 	w.mu.Unlock()
 }
 
@@ -183,21 +161,16 @@ func (th *thread) ended(t *task) bool {
 }
 
 // wait returns true when ready or timer fires, and false at the job's cancel or the worker's end.
-// It sweeps the queue meanwhile, so that queued jobs can be cancelled.
 func (th *thread) wait(t *task, ready <-chan struct{}, timer <-chan time.Time) bool {
-	for {
-		select {
-		case <-ready:
-			return true
-		case <-timer:
-			return true
-		case <-t.cancel:
-			return false
-		case <-th.w.stop:
-			return false
-		case <-th.wake:
-			th.sweep()
-		}
+	select {
+	case <-ready:
+		return true
+	case <-timer:
+		return true
+	case <-t.cancel:
+		return false
+	case <-th.w.stop:
+		return false
 	}
 }
 
@@ -224,24 +197,26 @@ func (w *Worker) Submit(job Job) error {
 	w.mu.jobs[job.ID] = t
 	th.queue = append(th.queue, t)
 	th.blocks += blocks
-	th.signal()
+	th.more.Signal()
 	return nil
 }
 
 // Cancel asks for a job to end early. The job's Completion is the acknowledgement: it comes when no
-// byte of the job's blocks is touched any more. Cancel returns false if there is no such job, or
-// its Completion is being or has been reported.
+// byte of the job's blocks is touched any more; that of a job that waits, within the call. Cancel
+// returns false if there is no such job, or its Completion is being or has been reported.
 func (w *Worker) Cancel(id uint64) bool {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	t := w.mu.jobs[id]
-	if t == nil {
-		return false
+	queued := t != nil && w.mu.threads[t.job.Kind].dropLocked(t)
+	if queued {
+		delete(w.mu.jobs, id)
+	} else if t != nil {
+		t.once.Do(func() { close(t.cancel) })
 	}
-	if !t.cancelled {
-		t.cancelled = true
-		close(t.cancel)
-		w.mu.threads[t.job.Kind].signal()
+	w.mu.Unlock()
+	if queued {
+		t.setFrom(0, Cancelled)
+		w.report(t)
 	}
-	return true
+	return t != nil
 }

@@ -10,17 +10,21 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// lateDevice is a device whose copies end late, as do their sums after them.
-type lateDevice struct {
-	cudaipc.Device
+// latePeer is a peer whose copies end late, as do their sums after them.
+type latePeer struct {
+	cudaipc.Peer
 	copy, sums time.Duration
 }
 
-func (d *lateDevice) Done(ticket cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	done, ok, err := d.Device.Done(ticket, timeout)
+func (p *latePeer) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	ticket, err := p.Peer.Copy(c)
+	return func(timeout time.Duration) (cudaipc.Done, bool, error) { return p.endLate(ticket(timeout)) }, err
+}
+
+func (p *latePeer) endLate(done cudaipc.Done, ok bool, err error) (cudaipc.Done, bool, error) {
 	if ok {
-		time.Sleep(d.copy + d.sums)
-		done.SumTime = d.sums
+		time.Sleep(p.copy + p.sums)
+		done.SumTime = p.sums
 	}
 	return done, ok, err
 }
@@ -50,7 +54,7 @@ func TestTimesOfStages(t *testing.T) {
 		n := newNode(t, 64)
 		n.lanes = NewLanes(1, DefaultLimits.SaveAge, nil)
 		s := n.join(t, func(c *Config) {
-			c.Device = &lateDevice{Device: n.host, copy: copied, sums: sums}
+			c.Peer = &latePeer{Peer: c.Peer, copy: copied, sums: sums}
 			c.Slots = &latePool{n.pool, report}
 			c.Limits = DefaultLimits
 			c.Limits.PollCeiling = c.Limits.PollFloor

@@ -23,7 +23,7 @@ const (
 // Kind of a job.
 type Kind uint8
 
-// The kinds of jobs.
+// The kinds of jobs; the numbers are those of cudaipc's directions.
 const (
 	Save Kind = iota
 	Load
@@ -99,8 +99,7 @@ type Slots interface {
 
 // Config configures a worker.
 type Config struct {
-	Device    cudaipc.Device
-	Peer      cudaipc.PeerID // imported already
+	Peer      cudaipc.Peer
 	Slots     Slots
 	Space     pool.SpaceID
 	Spec      pool.Spec
@@ -115,9 +114,11 @@ type Config struct {
 	// Refusable: what is saved is for memory alone, which may refuse blocks that nobody waits for.
 	Refusable bool
 	// Owner returns the owner of the blocks that the worker stores; nil: they have none.
-	Owner    func() pool.Owner
-	Limits   Limits
-	Complete func(Completion) // called from the worker's threads, never under a lock; must not block
+	Owner  func() pool.Owner
+	Limits Limits
+	// Complete is called from the worker's threads, Cancel and Close, never under a lock. It must
+	// not block.
+	Complete func(Completion)
 }
 
 // Held is a shard that a worker holds, and where its blocks lie.

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/kvagent/kvagent/cudaipc"
 )
 
 // ErrClosed is what Submit returns after Close.
@@ -47,7 +45,7 @@ func Start(cfg Config) (*Worker, error) {
 	w.mu.jobs = map[uint64]*task{}
 	for _, kind := range []Kind{Save, Load} {
 		th := &thread{
-			w: w, kind: kind, wake: make(chan struct{}, 1), phase: Idle, since: time.Now(),
+			w: w, kind: kind, more: sync.NewCond(&w.mu), phase: Idle, since: time.Now(),
 			picker: newPicker(&w.cfg.Sampling, kind),
 		}
 		w.mu.threads[kind] = th
@@ -59,8 +57,8 @@ func Start(cfg Config) (*Worker, error) {
 // held is a shard that the worker holds.
 type held struct {
 	shard  uint8
-	plans  []plan            // of each group
-	pieces [][]cudaipc.Piece // of each group
+	plans  []plan        // of each group
+	layout []GroupLayout // as registered, not merged: for samples
 }
 
 // plan checks the layouts of all shards, which have the same number of blocks.
@@ -68,14 +66,14 @@ func (w *Worker) plan() error {
 	groups := w.cfg.Spec.Groups
 	w.bytes, w.runs = make([]int64, len(groups)), make([]int, len(groups))
 	for _, s := range w.cfg.Held {
-		h := held{shard: s.Shard}
+		h := held{shard: s.Shard, layout: s.Layout.Groups}
 		for i := range groups {
 			g := &s.Layout.Groups[i]
 			p, err := makePlan(g, groups[i].ShardBytes[s.Shard])
 			if err != nil {
 				return fmt.Errorf("groups[%d].%w", i, err)
 			}
-			h.plans, h.pieces = append(h.plans, p), append(h.pieces, piecesOf(g))
+			h.plans = append(h.plans, p)
 			w.bytes[i] += int64(p.bytes)
 			w.runs[i] += len(p.segments)
 		}
@@ -88,11 +86,20 @@ func (w *Worker) plan() error {
 // waits for copies without a time limit, because only their end proves that nothing is touched.
 func (w *Worker) Close() {
 	w.mu.Lock()
+	var queued []*task
 	if !w.mu.closed {
 		w.mu.closed = true
 		close(w.stop)
+		for _, th := range w.mu.threads {
+			queued, th.queue = append(queued, th.queue...), nil
+			th.more.Signal()
+		}
 	}
 	w.mu.Unlock()
+	for _, t := range queued {
+		t.setFrom(0, Cancelled)
+		w.report(t)
+	}
 	w.ended.Wait()
 }
 

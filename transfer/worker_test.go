@@ -14,8 +14,8 @@ import (
 // blocks, and to hold nothing.
 func TestTwoEnginesStoreOnce(t *testing.T) {
 	n := newNode(t, 64)
-	g := newGate(n.host)
-	first, second := n.join(t, func(c *Config) { c.Device = g }), n.join(t, nil)
+	g := newGate()
+	first, second := n.join(t, g.before), n.join(t, nil)
 	first.write(3, 1)
 	first.submit(save(1, section(0, 1, 3)))
 	g.during(first, "the first save", func() {
@@ -174,8 +174,8 @@ func TestEventThatNeverComes(t *testing.T) {
 // and the one whose copy is in flight.
 func TestCloseCompletesEveryJob(t *testing.T) {
 	n := newNode(t, 64)
-	g := newGate(n.host)
-	s := n.join(t, func(c *Config) { c.Device = g })
+	g := newGate()
+	s := n.join(t, g.before)
 	for id := uint64(1); id <= 10; id++ {
 		s.submit(save(id, section(int(id), 1, 0)))
 		job := load(100+id, section(int(id), 1, 0))

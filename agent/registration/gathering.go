@@ -214,8 +214,8 @@ func (r *Gathering) layout(segments [][]ipc.SegmentDesc) (out transfer.Layout, s
 }
 
 // Imports returns the request to the device, which owns the descriptors from the call of Import on.
-func (r *Gathering) Imports(peer cudaipc.PeerID, pid int) cudaipc.Import {
-	im := cudaipc.Import{Peer: peer, Pid: pid, GPU: r.gpu}
+func (r *Gathering) Imports(pid int) cudaipc.Import {
+	im := cudaipc.Import{Pid: pid, GPU: r.gpu}
 	for i := range r.pieces {
 		p := &r.pieces[i]
 		kind, _ := importKind(p.desc.Kind)

@@ -272,7 +272,7 @@ func TestCUDAHangs(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ knob, says string }{
 		{"cuInit:1", "open the device"}, {"cuDevicePrimaryCtxRetain:1", "open the device"},
-		{"cuIpcOpenMemHandle:1", "import of peer"},
+		{"cuIpcOpenMemHandle:1", "import of an engine"},
 	} {
 		t.Run(test.knob, func(t *testing.T) {
 			t.Parallel()

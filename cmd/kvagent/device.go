@@ -32,7 +32,7 @@ func moverCommand() *cobra.Command {
 func openDevice(s *serveSettings, arena []byte, arenaFD int, log *zap.Logger) (*node.Node, error) {
 	kind := s.device
 	base := mover.Options{
-		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: int64(len(arena)), Node: -1,
+		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: int64(len(arena)),
 		Kill: moverKill,
 	}
 	if kind == settings.DeviceCUDA {
@@ -80,14 +80,14 @@ func informGPU(log *zap.Logger) func(cudaipc.CUDAInfo) {
 
 func openHost(kind string, arena []byte, base mover.Options) (cudaipc.Device, error) {
 	if kind != settings.DeviceHostMover {
-		return host.Open(host.Options{Arena: arena})
+		return host.Open(arena), nil
 	}
 	m, err := mover.New(base)
 	if err != nil {
 		return nil, err
 	}
 	if err := m.Start(); err != nil { // now, so that a start that cannot work is reported
-		return nil, errors.Join(err, m.Close(cudaipc.AllPeers))
+		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
 }
@@ -100,7 +100,7 @@ func probeCUDA(o mover.Options) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(m.Start(), m.Close(cudaipc.AllPeers))
+	return errors.Join(m.Start(), m.Close())
 }
 
 // logGPU logs changes of a GPU: that it is open, the result of pinning the pool, and parts that the

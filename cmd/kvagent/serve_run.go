@@ -17,7 +17,6 @@ import (
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/history"
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
@@ -64,7 +63,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, device.Close(cudaipc.AllPeers)) }()
+	defer func() { err = errors.Join(err, device.Close()) }()
 	noSums := s.integrity == settings.IntegrityHeader
 	stack, closeTiers, err := s.tiers.Open(p, noSums, func(ctx context.Context, bytes int64) func() {
 		return cfg.CPUPacer.Await(ctx, pace.Behind, bytes)

@@ -4,7 +4,6 @@ package cuda
 
 import (
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,7 +20,7 @@ type flight struct {
 	waits     atomic.Int32
 	chunks    int   // in flight (lane)
 	submitted bool  // all chunks were started (lane)
-	err       error // of the first chunk that did not start (lane)
+	err       error // of the first chunk that did not start, or of a page of the arena in the ring's way (lane)
 
 	inOrder bool        // chunks follow the order of Copy.Runs (lane)
 	arrived uint64      // bytes of a gather that are in the arena (lane)
@@ -29,7 +28,6 @@ type flight struct {
 	landed  time.Time   // when the copies ended; of a flight with sums
 
 	marking sync.Mutex // of bad blocks: its lane and the summers mark them
-	extents []extent   // by block; nil before the first fault
 }
 
 // sumBytes replaces chunkBytes and maxMerged for a gather with sums: it bounds what is left to
@@ -55,12 +53,13 @@ func (f *flight) passed() {
 }
 
 // Copy checks a copy and puts it into the lane of its direction.
-func (d *Device) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
-	if err := d.alive(); err != nil {
-		return 0, err
+func (p *peer) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	if err := p.d.alive(); err != nil {
+		return nil, err
 	}
-	return d.table.Copy(c, int64(len(d.arena)), func(p *peer, f *cudaipc.Flight) {
-		d.submit(&flight{Flight: f, of: p})
+	return p.StartCopy(c, int64(len(p.d.arena)), func(f *cudaipc.Flight) error {
+		p.d.submit(&flight{Flight: f, of: p})
+		return nil
 	})
 }
 
@@ -82,11 +81,9 @@ func (d *Device) copied(f *flight) {
 		f.err = cudaipc.ErrPeerDead
 	}
 	if f.err != nil {
-		f.marking.Lock()
 		for i := range f.Copy.Blocks {
-			f.End.MarkBad(i, len(f.Copy.Blocks), f.err)
+			f.mark(i, f.err)
 		}
-		f.marking.Unlock()
 	} else if f.Copy.Sum && f.Copy.Dir == cudaipc.Gather {
 		d.sums.enqueue(f, math.MaxUint64)
 	}
@@ -105,78 +102,18 @@ func (d *Device) arrived(f *flight, n uint64) {
 	}
 }
 
-// Done waits for a copy. A lost device answers ErrLost: the copy is not known to have ended.
-func (d *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	for deadline := time.Now().Add(timeout); ; {
-		if err := d.alive(); err != nil {
-			return cudaipc.Done{}, false, err
-		}
-		left := min(time.Until(deadline), lostWait)
-		end, ok, err := d.table.Done(t, left)
-		if ok || err != nil || left < lostWait {
-			return end, ok, err
-		}
-	}
-}
-
-// lostWait is how long a waiting Done may miss that the device was lost.
-const lostWait = 50 * time.Millisecond
-
-// extent is where a block lies in the arena, and its first run.
-type extent struct {
-	from, to uint64
-	run      int
-}
-
-// fault marks the blocks with any of n bytes at an offset of the arena as bad: these did not
-// arrive, or could not be summed. There may be as many faults as runs.
-func (f *flight) fault(off, n uint64, err error) {
+// mark notes that a block did not arrive, or could not be summed.
+func (f *flight) mark(block int, err error) {
 	f.marking.Lock()
 	defer f.marking.Unlock()
-	if f.extents == nil {
-		f.measure()
-	}
-	for i, e := range f.extents {
-		if off >= e.to || off+n <= e.from || f.End.Bad != nil && f.End.Bad[i] {
-			continue
-		}
-		if slices.ContainsFunc(f.Copy.Runs[e.run:][:f.Copy.Blocks[i].Runs], func(r cudaipc.Run) bool {
-			return off < uint64(r.ArenaOff)+uint64(r.Len) && uint64(r.ArenaOff) < off+n
-		}) {
-			f.End.MarkBad(i, len(f.Copy.Blocks), err)
-		}
-	}
+	f.End.MarkBad(block, len(f.Copy.Blocks), err)
 }
 
-func (f *flight) measure() {
-	run := 0
-	for i := range f.Copy.Blocks {
-		e := extent{from: math.MaxUint64, run: run}
-		for range f.Copy.Blocks[i].Runs {
-			r := &f.Copy.Runs[run]
-			e.from, e.to = min(e.from, uint64(r.ArenaOff)), max(e.to, uint64(r.ArenaOff)+uint64(r.Len))
-			run++
-		}
-		f.extents = append(f.extents, e)
-	}
-}
-
-// faultUnit is the granularity of copyGuarded after a fault: the smallest page.
-const faultUnit = 4 << 10
-
-// copyGuarded copies src to dst, one of which lies in the arena at off. In place of unreadable
-// pages the GPU gets stale bytes, and the block is bad.
-func (f *flight) copyGuarded(arena, dst, src []byte, off uint64) {
-	n := min(len(dst), len(src))
-	if pagefault.Guard(arena, nil, func() { copy(dst, src) }) == nil {
-		return
-	}
-	for at := 0; at < n; {
-		to := min(n, at+faultUnit-int((off+uint64(at))%faultUnit))
-		if err := pagefault.Guard(arena, nil, func() { copy(dst[at:to], src[at:to]) }); err != nil {
-			f.fault(off+uint64(at), uint64(to-at), err)
-		}
-		at = to
+// copyGuarded copies src to dst, one of which lies in the arena. If a page cannot be read or
+// written, the flight ends with all of its blocks bad.
+func (f *flight) copyGuarded(arena, dst, src []byte) {
+	if err := pagefault.Guard(arena, nil, func() { copy(dst, src) }); err != nil {
+		f.err = err
 	}
 }
 
@@ -229,17 +166,14 @@ func (l *lane) send() error {
 		is.batch.Reset()
 	}
 	if len(is.rects) > 0 {
-		l.counts.rects.Add(uint64(len(is.rects)))
 		if err := l.stream.Rects(is.rects, toHost); err != nil {
 			return err
 		}
 	}
 	if len(is.batch.Len) > 0 {
-		l.counts.batches.Add(1)
 		if err := l.stream.Batch(&is.batch); err != nil {
 			return err
 		}
 	}
-	l.counts.singles.Add(uint64(len(is.each.Len)))
 	return l.stream.Each(&is.each, toHost)
 }

@@ -27,11 +27,10 @@ import (
 // from then on, and copies in flight are not known to have ended until this process has. No call
 // here waits for all of a GPU's work, and no stream waits for an engine's event.
 type Device struct {
-	table    cudaipc.Table[*peer]
-	arena    []byte
-	ownArena bool // the arena was mapped here
-	gpu      driver.GPU
-	ctx      *driver.Context
+	peers cudaipc.Peers
+	arena []byte
+	gpu   driver.GPU
+	ctx   *driver.Context
 
 	opener, asker *driver.Role
 	lanes         [2]*lane // by Direction
@@ -52,23 +51,15 @@ var _ cudaipc.Device = (*Device)(nil)
 // Built reports whether this program is built with the device (build tag cuda).
 const Built = true
 
-// Open opens a GPU for peers. Close(AllPeers) releases everything.
+// Open opens a GPU for peers. Close releases everything.
 func Open(o Options) (*Device, error) {
 	o.PinPiece, o.Ring = cmp.Or(o.PinPiece, DefaultPinPiece), cmp.Or(o.Ring, DefaultRing)
-	o.InFlight = cmp.Or(o.InFlight, DefaultInFlight)
 	gpu, err := FindGPU(o.GPU)
 	if err != nil {
 		return nil, err
 	}
 	d := &Device{arena: o.Arena, gpu: gpu}
-	d.table.Init()
 	d.lost.ch = make(chan struct{})
-	if d.arena == nil {
-		if d.arena, err = cudaipc.MapFD(o.ArenaFD, o.ArenaSize); err != nil {
-			return nil, fmt.Errorf("arena: %w", err)
-		}
-		d.ownArena = true
-	}
 	if err := d.open(&o); err != nil {
 		return nil, fmt.Errorf("%s: %w", cudaipc.UUID(gpu.UUID), errors.Join(err, d.shut()))
 	}
@@ -128,36 +119,16 @@ func (d *Device) shut() error {
 	if d.ctx != nil {
 		errs = append(errs, d.ctx.Release())
 	}
-	if d.ownArena {
-		errs = append(errs, cudaipc.Unmap(d.arena))
-	}
 	return errors.Join(errs...)
 }
 
-// Close closes a peer, or with AllPeers the device; a lost one without calling the driver.
-func (d *Device) Close(id cudaipc.PeerID) error {
+// Close frees the device; a lost one without calling the driver.
+func (d *Device) Close() error {
 	lost := d.alive()
-	if lost != nil && id != cudaipc.AllPeers {
-		return lost
+	if err := d.peers.Close(); err != nil {
+		return errors.Join(err, lost)
 	}
-	closing, err := d.table.Take(id, lost != nil)
-	if err != nil {
-		return err
-	}
-	if lost == nil && len(closing) > 0 {
-		d.opener.Do(func() {
-			for _, p := range closing {
-				err = errors.Join(err, d.closeOnGPU(p))
-			}
-		})
-	}
-	for _, p := range closing {
-		d.closeRest(p)
-	}
-	if id == cudaipc.AllPeers {
-		err = errors.Join(err, d.shut(), lost)
-	}
-	return err
+	return errors.Join(d.shut(), lost)
 }
 
 // alive returns the error of a lost device, nil before.

@@ -19,27 +19,26 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/engine"
 )
 
-// bench is a CUDA device with an engine on the same GPU, imported as peer 1.
+// bench is a CUDA device with an engine on the same GPU, imported.
 type bench struct {
 	t      *testing.T
 	device *cuda.Device
 	arena  []byte
 	engine devicetest.Engine
+	peer   cudaipc.Peer
 }
 
 func newBench(t *testing.T, s devicetest.Spec, change func(*cuda.Options)) *bench {
 	t.Helper()
 	f := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, change)
 	b := &bench{t: t, device: f.Device.(*cuda.Device), arena: f.Arena, engine: f.Engine(t, s)}
-	if err := b.device.Import(b.describe(1)); err != nil {
-		t.Fatal(err)
-	}
+	b.peer = devicetest.Import(t, b.device, b.describe())
 	return b
 }
 
-func (b *bench) describe(peer cudaipc.PeerID) cudaipc.Import {
+func (b *bench) describe() cudaipc.Import {
 	b.t.Helper()
-	im, err := b.engine.Import(peer)
+	im, err := b.engine.Import()
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -60,8 +59,7 @@ func (b *bench) do(ops ...devicetest.Op) []byte {
 
 func (b *bench) copy(dir cudaipc.Direction, runs ...cudaipc.Run) cudaipc.Done {
 	b.t.Helper()
-	ticket, err := b.device.Copy(&cudaipc.Copy{
-		Peer:   1,
+	ticket, err := b.peer.Copy(&cudaipc.Copy{
 		Dir:    dir,
 		Runs:   runs,
 		Blocks: []cudaipc.Block{{Runs: uint32(len(runs))}},
@@ -69,7 +67,7 @@ func (b *bench) copy(dir cudaipc.Direction, runs ...cudaipc.Run) cudaipc.Done {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	d, ok, err := b.device.Done(ticket, 30*time.Second)
+	d, ok, err := ticket(30 * time.Second)
 	if err != nil || !ok || d.Err != nil {
 		b.t.Fatalf("copy: %v, %v, %v", ok, err, d.Err)
 	}
@@ -78,8 +76,8 @@ func (b *bench) copy(dir cudaipc.Direction, runs ...cudaipc.Run) cudaipc.Done {
 
 func (b *bench) poll(w cudaipc.Wait) cudaipc.State {
 	b.t.Helper()
-	w.Peer, w.Revoke = 1, cudaipc.None
-	s, err := b.device.Poll(w)
+	w.Revoke = cudaipc.None
+	s, err := b.peer.Poll(w)
 	if err != nil {
 		b.t.Fatalf("Poll: %v", err)
 	}
@@ -167,7 +165,7 @@ func TestCUDADeathLeavesNothingOpen(t *testing.T) {
 		t.Fatalf("%d imports, want one allocation and three events", got)
 	}
 	b.engine.Kill()
-	if err := b.device.Close(1); err != nil {
+	if err := b.peer.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if got := b.device.Info().Imports; got != 0 {
@@ -210,10 +208,10 @@ func TestCUDAImportSaysWhatToSet(t *testing.T) {
 			func(im *cudaipc.Import) { im.Regions[1].Kind, im.Regions[1].FD = cudaipc.KindFD, -1 },
 		},
 	} {
-		im := b.describe(2)
+		im := b.describe()
 		im.Regions[1].Handle = bytes.Clone(im.Regions[1].Handle)
 		test.change(&im)
-		err := b.device.Import(im)
+		_, err := b.device.Import(im)
 		if !errors.Is(err, test.is) || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: %v, want %v and %q", test.name, err, test.is, test.says)
 		}
@@ -282,7 +280,7 @@ func TestCUDABothDirections(t *testing.T) {
 	var tickets []cudaipc.Ticket
 	for i := range 20 {
 		dir := cudaipc.Direction(i % 2)
-		ticket, err := b.device.Copy(&cudaipc.Copy{Peer: 1, Dir: dir, Sum: true, Blocks: []cudaipc.Block{{Runs: 1}},
+		ticket, err := b.peer.Copy(&cudaipc.Copy{Dir: dir, Sum: true, Blocks: []cudaipc.Block{{Runs: 1}},
 			Runs: []cudaipc.Run{{Region: 1 + cudaipc.RegionID(dir), ArenaOff: int64(dir) * n, Len: n}}})
 		if err != nil {
 			t.Fatal(err)
@@ -291,7 +289,7 @@ func TestCUDABothDirections(t *testing.T) {
 	}
 	sums := map[uint32]int{}
 	for _, ticket := range tickets {
-		d, ok, err := b.device.Done(ticket, 30*time.Second)
+		d, ok, err := ticket(30 * time.Second)
 		if !ok || err != nil || d.Err != nil {
 			t.Fatal(ok, err, d.Err)
 		}

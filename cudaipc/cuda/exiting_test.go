@@ -25,7 +25,7 @@ func sleeperPeer(tb testing.TB) (*peer, *exec.Cmd) {
 		tb.Fatal(err)
 	}
 	p.watchMemory()
-	tb.Cleanup(func() { p.closeStatm(); p.Close() })
+	tb.Cleanup(func() { p.closeStatm(); p.Unmap() })
 	return p, cmd
 }
 

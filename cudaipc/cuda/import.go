@@ -11,9 +11,10 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// peer is a cudaipc.Peer and what is open of it on the GPU, unchanged from Import to Close.
+// peer is a cudaipc.Base and what is open of it on the GPU, unchanged from Import to Close.
 type peer struct {
-	cudaipc.Peer
+	cudaipc.Base
+	d           *Device
 	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
 	ranges      []*driver.Range
 	events      []driver.Event
@@ -22,27 +23,40 @@ type peer struct {
 }
 
 // Import opens the regions and the events of a peer, all or none.
-func (d *Device) Import(im cudaipc.Import) error {
+func (d *Device) Import(im cudaipc.Import) (cudaipc.Peer, error) {
 	defer im.CloseRegions()
-	p := &peer{allocations: map[driver.Handle]driver.Addr{}, statm: -1}
+	p := &peer{d: d, allocations: map[driver.Handle]driver.Addr{}, statm: -1}
 	err := p.Prepare(&im)
-	p.Proof = im.Proof
+	p.Proof, p.Lost = im.Proof, d.lost.ch
 	if lost := d.alive(); lost != nil {
 		err = lost
 	}
 	if err == nil {
-		d.opener.Do(func() { err = d.openOnGPU(p, &im) })
+		err = d.peers.Enter()
 	}
 	if err == nil {
-		if err = d.table.Add(p); err != nil {
-			d.opener.Do(func() { err = errors.Join(err, d.closeOnGPU(p)) })
+		d.opener.Do(func() { err = d.openOnGPU(p, &im) })
+		if err == nil {
+			return p, nil
 		}
+		d.peers.Leave()
 	}
-	if err != nil {
-		d.closeRest(p)
-		return fmt.Errorf("peer %d: %w", im.Peer, err)
+	p.closeRest()
+	return nil, err
+}
+
+// Close closes a peer; that of a lost device without calling the driver.
+func (p *peer) Close() (err error) {
+	lost := p.d.alive()
+	if err := p.Shut(lost != nil); err != nil {
+		return err
 	}
-	return nil
+	if lost == nil {
+		p.d.opener.Do(func() { err = p.d.closeOnGPU(p) })
+	}
+	p.closeRest()
+	p.d.peers.Leave()
+	return errors.Join(err, lost)
 }
 
 // openOnGPU opens everything or nothing. The opener calls it.
@@ -221,15 +235,15 @@ func (d *Device) closeOnGPU(p *peer) error {
 
 // closeRest closes what is not on the GPU, after closeOnGPU. On a lost device the proof ends with
 // the process: until then copies may touch the peer's memory.
-func (d *Device) closeRest(p *peer) {
-	if d.alive() != nil {
+func (p *peer) closeRest() {
+	if p.d.alive() != nil {
 		p.Proof = 0
 	}
 	if p.wordsRegion != nil {
 		p.wordsRegion.Close()
 	}
 	p.closeStatm()
-	p.Close()
+	p.Unmap()
 }
 
 // openVirtual maps the pieces of a region side by side. The region may end within the last

@@ -32,14 +32,13 @@ const (
 )
 
 // lane does the copies of one direction in the order in which they arrive. It starts them in
-// chunks, up to InFlight bytes, records an event after each chunk, and polls the events in their
+// chunks, up to maxChunks, records an event after each chunk, and polls the events in their
 // order. All fields but flights belong to its role.
 type lane struct {
 	d        *Device
 	dir      cudaipc.Direction
 	flatPath CopyPath
 	rowsPath CopyPath
-	inFlight uint64
 	flights  *queue[*flight]
 	role     *driver.Role
 	stream   driver.Stream
@@ -52,10 +51,9 @@ type lane struct {
 	flight  *flight // whose chunks are being started; nil: none
 	rects   []rect  // of it, not yet started
 	started []chunk // oldest first
-	bytes   uint64  // of started
 	events  []driver.Event
 
-	counts struct{ singles, batches, rects, ring atomic.Uint64 }
+	ringBytes atomic.Uint64 // copied through the ring so far
 }
 
 // chunk is some calls and the event recorded after them.
@@ -72,7 +70,6 @@ func startLane(d *Device, dir cudaipc.Direction, o *Options) (*lane, error) {
 		dir:      dir,
 		flatPath: FlatPath,
 		rowsPath: RowsPath,
-		inFlight: uint64(o.InFlight),
 		flights:  newQueue[*flight](),
 	}
 	if o.Path != "" {
@@ -209,7 +206,7 @@ func (l *lane) submitted() {
 // younger one.
 func (l *lane) room(pinned bool) bool {
 	n := len(l.started)
-	return n == 0 || n < maxChunks && l.bytes < l.inFlight && (l.started[n-1].staged == nil) == pinned &&
+	return n == 0 || n < maxChunks && (l.started[n-1].staged == nil) == pinned &&
 		(pinned || l.ring.room())
 }
 
@@ -236,7 +233,6 @@ func (l *lane) chunk(pinned bool) {
 		return
 	}
 	l.flight.chunks++
-	l.bytes += c.bytes
 	l.started = append(l.started, c)
 }
 
@@ -277,7 +273,6 @@ func (l *lane) reap() bool {
 	}
 	l.started = l.started[1:]
 	l.events = append(l.events, c.event)
-	l.bytes -= c.bytes
 	if c.staged != nil {
 		l.ring.end(c.staged, l.d.arena, c.flight)
 	}

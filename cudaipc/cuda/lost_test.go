@@ -6,7 +6,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,14 +13,14 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-const arenaSize = 4 << 20
-
 // TestCUDALostDevice expects that after an error that no later call survives every call reports it,
 // and that Close still ends everything.
 func TestCUDALostDevice(t *testing.T) {
-	fd := memfd(t, arenaSize)
-	defer func() { _ = unix.Close(fd) }()
-	d, err := Open(Options{ArenaFD: fd, ArenaSize: arenaSize})
+	d, err := Open(Options{Arena: memory(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := d.Import(cudaipc.Import{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,10 +32,9 @@ func TestCUDALostDevice(t *testing.T) {
 	}
 	why := d.judge(&driver.Error{Call: "cuEventQuery", Code: 700})
 	for name, err := range map[string]error{
-		"the call": why, "Import": d.Import(cudaipc.Import{Peer: 1}), "Close": d.Close(1),
-		"Poll": second(d.Poll(cudaipc.Wait{})), "Copy": second(d.Copy(&cudaipc.Copy{})),
-		"Done":         third(d.Done(1, time.Second)),
-		"Close of all": d.Close(cudaipc.AllPeers),
+		"the call": why, "Import": second(d.Import(cudaipc.Import{})),
+		"Poll": second(p.Poll(cudaipc.Wait{})), "Copy": second(p.Copy(&cudaipc.Copy{})),
+		"Close of the peer": p.Close(), "Close": d.Close(),
 	} {
 		if !errors.Is(err, cudaipc.ErrLost) || !strings.Contains(err.Error(), "cuEventQuery") {
 			t.Errorf("%s: %v, want ErrLost and the call", name, err)
@@ -50,9 +48,7 @@ func TestCUDALostDevice(t *testing.T) {
 // TestCUDALoadsGoFirst expects each direction to have a stream of its own, and the GPU to do the
 // loads first.
 func TestCUDALoadsGoFirst(t *testing.T) {
-	fd := memfd(t, arenaSize)
-	defer func() { _ = unix.Close(fd) }()
-	d, err := Open(Options{ArenaFD: fd, ArenaSize: arenaSize})
+	d, err := Open(Options{Arena: memory(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,23 +59,19 @@ func TestCUDALoadsGoFirst(t *testing.T) {
 	if loads.priority >= saves.priority {
 		t.Errorf("priority of loads %d, of saves %d; lower numbers go first", loads.priority, saves.priority)
 	}
-	if err := d.Close(cudaipc.AllPeers); err != nil {
+	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-func memfd(t *testing.T, size int64) int {
+// memory returns an arena of 4 MiB.
+func memory(t *testing.T) []byte {
 	t.Helper()
-	fd, err := unix.MemfdCreate("cuda-test", unix.MFD_CLOEXEC)
+	mem, err := unix.Mmap(-1, 0, 4<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Ftruncate(fd, size); err != nil {
-		t.Fatal(err)
-	}
-	return fd
+	return mem
 }
 
 func second[T any](_ T, err error) error { return err }
-
-func third(_ cudaipc.Done, _ bool, err error) error { return err }

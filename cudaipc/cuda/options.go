@@ -13,9 +13,8 @@ const (
 	MaxEvents       = 1 << 12   // events of one peer
 	DefaultPinPiece = 256 << 20 // bytes of the arena that are pinned by one call; a copy of more is several
 	// DefaultRing is the pinned memory per direction for the unpinned part of the arena, bytes.
-	DefaultRing     = 32 << 20
-	DefaultInFlight = 256 << 20        // bytes of copies in flight, per direction
-	MaxPinCall      = 10 * time.Second // a longer call that pins a piece is reported as a refusal
+	DefaultRing = 32 << 20
+	MaxPinCall  = 10 * time.Second // a longer call that pins a piece is reported as a refusal
 )
 
 // CopyPath is a way to copy between a GPU and pinned memory.
@@ -40,15 +39,11 @@ const (
 type Options struct {
 	GPU cudaipc.UUID // zero: the only one that this process sees
 	// Arena is mapped memory outside of Go's heap. It stays the caller's, and mapped until
-	// Close(AllPeers) has returned. If it is nil, the device maps ArenaSize bytes of ArenaFD, a
-	// memfd that stays the caller's and may be closed after Open.
-	Arena     []byte
-	ArenaFD   int
-	ArenaSize int64
+	// Device.Close has returned.
+	Arena []byte
 
-	PinPiece int64    // bytes, a multiple of the page; it and the next two are for tests
+	PinPiece int64    // bytes, a multiple of the page; it and the next are for tests
 	Ring     int64    // bytes
-	InFlight int64    // bytes, at least those of the ring
 	Path     CopyPath // for all runs that it can copy, in place of FlatPath and RowsPath: for measurements
 	NoPin    bool     // all copies go through the rings, as after a refusal: for tests
 }

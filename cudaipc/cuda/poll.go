@@ -14,36 +14,28 @@ import (
 // the awaited step has been reached and the peer is alive: the answer for an event of a dead
 // process is undefined. So the pending events of a dead process never fire. It reads the words
 // again if the event has fired: they now are what the engine's stream wrote before it.
-func (d *Device) Poll(w cudaipc.Wait) (s cudaipc.State, err error) {
+func (p *peer) Poll(w cudaipc.Wait) (s cudaipc.State, err error) {
+	d := p.d
 	if err := d.alive(); err != nil {
 		return s, err
 	}
-	d.table.RLock()
-	defer d.table.RUnlock()
-	p, err := d.table.PeerLocked(w.Peer)
-	if err != nil {
-		return s, err
-	}
-	s, ask, err := p.PollStep(&w)
-	if err != nil || !ask || p.Dead() {
-		return s, err
-	}
-	fired := false
-	d.asker.Do(func() { fired, err = p.events[w.Event].Fired() })
-	if err := d.judge(err); err != nil {
-		return s, fmt.Errorf("peer %d: event %d: %w: %w", p.ID, w.Event, err, cudaipc.ErrPeer)
-	}
-	if fired {
-		w.Event = cudaipc.None
-		err = p.PollWords(&w, &s)
-		s.Fired = err == nil
-	}
+	err = p.Use(func() (err error) {
+		var ask, fired bool
+		s, ask, err = p.PollStep(w)
+		if err != nil || !ask || p.Dead() {
+			return err
+		}
+		d.asker.Do(func() { fired, err = p.events[w.Event].Fired() })
+		if err := d.judge(err); err != nil {
+			return fmt.Errorf("event %d: %w: %w", w.Event, err, cudaipc.ErrPeer)
+		}
+		if fired {
+			w.Event = cudaipc.None
+			return p.PollWords(&w, &s)
+		}
+		return nil
+	})
 	return s, err
-}
-
-// SetWord writes a word of a peer's sync region.
-func (d *Device) SetWord(id cudaipc.PeerID, off, value uint64) error {
-	return d.table.SetWord(id, off, value)
 }
 
 // watchMemory opens the process's statm, which shows whether it still has its memory. Where statm

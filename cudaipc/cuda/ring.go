@@ -54,7 +54,7 @@ func (r *ring) end(s *staged, arena []byte, f *flight) {
 	if f.Copy.Dir == cudaipc.Gather {
 		from := r.halves[s.half]
 		for _, p := range s.places {
-			f.copyGuarded(arena, arena[p.off:p.off+p.n], from, p.off)
+			f.copyGuarded(arena, arena[p.off:p.off+p.n], from[:p.n])
 			from = from[p.n:]
 		}
 	}
@@ -76,51 +76,42 @@ func (l *lane) viaRing() (*staged, uint64, error) {
 	l.issue.reset()
 	var used uint64
 	for len(l.rects) > 0 && !l.d.pins.at(l.rects[0].off) {
-		first := l.rects[0].span
-		n := min(first.n, uint64(len(half))-used)
+		if l.rects[0].rows > 1 {
+			l.flatten()
+		}
+		r := &l.rects[0]
+		n := min(r.n, uint64(len(half))-used)
 		if n == 0 {
 			break
 		}
 		list := &l.issue.each
-		if driver.HasBatch() && first.n <= 1<<20 {
+		if driver.HasBatch() && r.n <= 1<<20 {
 			list = &l.issue.batch
 		}
-		l.addRow(list, first.dev, host+used, n)
+		l.addRow(list, r.dev, host+used, n)
 		if l.dir == cudaipc.Scatter {
-			l.flight.copyGuarded(l.d.arena, half[used:used+n], l.d.arena[first.off:], first.off)
+			l.flight.copyGuarded(l.d.arena, half[used:used+n], l.d.arena[r.off:r.off+n])
 		}
-		s.places = append(s.places, place{first.off, n})
+		s.places = append(s.places, place{r.off, n})
 		used += n
-		l.cut(n)
+		if r.dev, r.off, r.n = r.dev+n, r.off+n, r.n-n; r.n == 0 {
+			l.rects = l.rects[1:]
+		}
 	}
-	l.counts.ring.Add(used)
+	l.ringBytes.Add(used)
 	return s, used, l.send()
 }
 
-// cut removes the first n bytes of the first row from l.rects.
-func (l *lane) cut(n uint64) {
-	r := &l.rects[0]
-	if n < r.n { // the rest of the row on its own, in front of the other rows
-		rest := rect{span: span{r.dev + n, r.off + n, r.n - n, r.in}, rows: 1}
-		if r.rows == 1 {
-			*r = rest
-			return
-		}
-		l.dropRow()
-		l.rects = append([]rect{rest}, l.rects...)
-		return
+// flatten replaces the first rectangle by its rows.
+func (l *lane) flatten() {
+	first := l.rects[0]
+	rows := make([]rect, first.rows, int(first.rows)+len(l.rects)-1)
+	for i := range rows {
+		at := first.span
+		at.dev, at.off = at.dev+uint64(i)*first.devPitch, at.off+uint64(i)*first.offPitch
+		rows[i] = rect{span: at, rows: 1}
 	}
-	l.dropRow()
-}
-
-// dropRow removes the first row.
-func (l *lane) dropRow() {
-	r := &l.rects[0]
-	if r.rows == 1 {
-		l.rects = l.rects[1:]
-		return
-	}
-	r.dev, r.off, r.rows = r.dev+r.devPitch, r.off+r.offPitch, r.rows-1
+	l.rects = append(rows, l.rects[1:]...)
 }
 
 // pins pins the arena in the background, piece by piece. Copies of a piece that is not pinned go
@@ -236,10 +227,7 @@ func (d *Device) Info() cudaipc.CUDAInfo {
 	}
 	d.pins.fillInfo(&i)
 	for _, l := range d.lanes {
-		i.RingBytes += l.counts.ring.Load()
-		i.Singles += l.counts.singles.Load()
-		i.Batches += l.counts.batches.Load()
-		i.Rects += l.counts.rects.Load()
+		i.RingBytes += l.ringBytes.Load()
 	}
 	if err := d.alive(); err != nil {
 		i.Lost = err.Error()

@@ -80,11 +80,14 @@ func (s *sampler) close() {
 }
 
 // Sum checks a sample and hands it to the sampler.
-func (d *Device) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
-	if err := d.alive(); err != nil {
-		return 0, err
+func (p *peer) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	if err := p.d.alive(); err != nil {
+		return nil, err
 	}
-	return d.table.Sum(s, func(p *peer, f *cudaipc.Flight) { d.sampler.work.put(sampling{f, p}) })
+	return p.StartSum(s, func(f *cudaipc.Flight) error {
+		p.d.sampler.work.put(sampling{f, p})
+		return nil
+	})
 }
 
 // Limits of the summing.
@@ -179,7 +182,7 @@ func (s *summers) sum(part sumPart) {
 				n += int64(c.Runs[run].Len)
 			}
 			if err := pagefault.Guard(s.arena, nil, func() { state = sumOf(s.arena[off:off+n], state) }); err != nil {
-				part.f.fault(uint64(off), uint64(n), err)
+				part.f.mark(i, err)
 			}
 		}
 		part.f.End.Sums[i] = state

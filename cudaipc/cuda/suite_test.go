@@ -21,7 +21,7 @@ func TestCUDADevice(t *testing.T) {
 		{"Pieces", cudaipc.KindCUDAFD, nil},
 		{"Ring", cudaipc.KindCUDA, func(o *cuda.Options) { o.NoPin, o.Ring = true, 1<<20 }},
 		{"Single", cudaipc.KindCUDA, func(o *cuda.Options) { o.Path = cuda.CopySingle }},
-		{"SmallPins", cudaipc.KindCUDA, func(o *cuda.Options) { o.PinPiece, o.Ring, o.InFlight = 1<<16, 1<<17, 1<<18 }},
+		{"SmallPins", cudaipc.KindCUDA, func(o *cuda.Options) { o.PinPiece, o.Ring = 1<<16, 1<<17 }},
 	} {
 		t.Run(variant.name, func(t *testing.T) {
 			devicetest.TestDevice(t, func(t *testing.T) devicetest.Fixture {
@@ -46,14 +46,12 @@ func TestCUDADeviceOfStrangers(t *testing.T) {
 
 func firesOnDeath(t *testing.T) bool {
 	b := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 1}, nil)
-	if err := b.device.Close(1); err != nil {
+	if err := b.peer.Close(); err != nil {
 		t.Fatal(err)
 	}
-	im := b.describe(1)
+	im := b.describe()
 	im.Pid = 0
-	if err := b.device.Import(im); err != nil {
-		t.Fatal(err)
-	}
+	b.peer = devicetest.Import(t, b.device, im)
 	b.do(devicetest.Op{Kind: devicetest.Hold}, devicetest.Op{Kind: devicetest.Record})
 	b.engine.Kill()
 	// The kernel has ended the process. An event that another process records from now on fires

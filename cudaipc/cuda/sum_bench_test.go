@@ -18,17 +18,15 @@ func BenchmarkCUDASums(b *testing.B) {
 	for _, dir := range []cudaipc.Direction{cudaipc.Gather, cudaipc.Scatter} {
 		b.Run([]string{"gather", "scatter"}[dir], func(b *testing.B) {
 			f := devicetest.CUDA(b, size, cudaipc.KindCUDA, nil)
-			im, err := f.Engine(b, devicetest.Spec{Regions: []int64{size}}).Import(1)
-			if err == nil {
-				err = f.Device.Import(im)
-			}
+			im, err := f.Engine(b, devicetest.Spec{Regions: []int64{size}}).Import()
 			if err != nil {
 				b.Fatal(err)
 			}
+			peer := devicetest.Import(b, f.Device, im)
 			var took [2][]time.Duration
 			for b.Loop() {
 				for sum := range took {
-					c := &cudaipc.Copy{Peer: 1, Dir: dir, Sum: sum == 1}
+					c := &cudaipc.Copy{Dir: dir, Sum: sum == 1}
 					for off := int64(0); off < size; off += block {
 						c.Runs = append(c.Runs, cudaipc.Run{
 							Region:    1,
@@ -39,11 +37,11 @@ func BenchmarkCUDASums(b *testing.B) {
 						c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
 					}
 					begin := time.Now()
-					ticket, err := f.Device.Copy(c)
+					ticket, err := peer.Copy(c)
 					if err != nil {
 						b.Fatal(err)
 					}
-					if _, ok, err := f.Device.Done(ticket, time.Minute); !ok || err != nil {
+					if _, ok, err := ticket(time.Minute); !ok || err != nil {
 						b.Fatal(ok, err)
 					}
 					took[sum] = append(took[sum], time.Since(begin))

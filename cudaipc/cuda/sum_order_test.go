@@ -20,7 +20,7 @@ func TestCUDASumsOfLayers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, devicetest.Spec{Regions: []int64{blocks * run, blocks * run}},
 				func(o *cuda.Options) { o.NoPin, o.Ring = true, 1<<20 })
-			c := &cudaipc.Copy{Peer: 1, Sum: true}
+			c := &cudaipc.Copy{Sum: true}
 			size := layers * run
 			for i := range blocks {
 				for l := range layers {
@@ -42,11 +42,11 @@ func TestCUDASumsOfLayers(t *testing.T) {
 						Seed:   10*round + uint64(l),
 					})
 				}
-				ticket, err := b.device.Copy(c)
+				ticket, err := b.peer.Copy(c)
 				if err != nil {
 					t.Fatal(err)
 				}
-				d, ok, err := b.device.Done(ticket, 30*time.Second)
+				d, ok, err := ticket(30 * time.Second)
 				if err != nil || !ok || d.Err != nil {
 					t.Fatalf("%v, %v, %v", ok, err, d.Err)
 				}

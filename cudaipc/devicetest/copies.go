@@ -2,10 +2,8 @@ package devicetest
 
 import (
 	"bytes"
-	"errors"
 	"hash/crc32"
 	"math/rand/v2"
-	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
@@ -14,7 +12,7 @@ import (
 // places.
 func testBytesBothWays(t T, f Fixture) {
 	const fragment, fragments, size = 4096, 1000, 8 << 20
-	c := Start(t, f, 1, Spec{Regions: []int64{size, size, size}})
+	c := Start(t, f, Spec{Regions: []int64{size, size, size}})
 	for r := range 3 {
 		c.Do(Op{Kind: Fill, Region: cudaipc.RegionID(r + 1), Len: size, Seed: uint64(r)})
 	}
@@ -56,7 +54,7 @@ func testBytesBothWays(t T, f Fixture) {
 
 // testOddFragments copies runs of odd lengths to odd offsets, beside which nothing may change.
 func testOddFragments(t T, f Fixture) {
-	c := Start(t, f, 1, small)
+	c := Start(t, f, small)
 	c.Do(Op{Kind: Fill, Region: 1, Len: 1 << 20, Seed: 9})
 	random := rand.New(rand.NewPCG(3, 4))
 	for i := range 50 {
@@ -85,7 +83,7 @@ func testOddFragments(t T, f Fixture) {
 
 func testSums(t T, f Fixture) {
 	const size = 1 << 20
-	c := Start(t, f, 1, small)
+	c := Start(t, f, small)
 	c.Do(Op{Kind: Fill, Region: 1, Len: size, Seed: 5})
 	image := make([]byte, size)
 	Pattern(image, 5, 0)
@@ -121,7 +119,7 @@ func testSums(t T, f Fixture) {
 // testOrder overwrites one place of the arena by many copies: the last one submitted must win.
 func testOrder(t T, f Fixture) {
 	const n, copies = 64 << 10, 16
-	c := Start(t, f, 1, small)
+	c := Start(t, f, small)
 	c.Do(Op{Kind: Fill, Region: 1, Len: 1 << 20, Seed: 1})
 	want := make([]byte, n)
 	Pattern(want, 1, (copies-1)*n)
@@ -140,30 +138,5 @@ func testOrder(t T, f Fixture) {
 		if !bytes.Equal(f.Arena[:n], want) {
 			t.Fatalf("round %d: copies of one direction did not happen in the order of submission", round)
 		}
-	}
-}
-
-func testTickets(t T, f Fixture) {
-	c := Start(t, f, 1, small)
-	ticket := c.Submit(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
-	c.Wait(ticket)
-	if _, _, err := f.Device.Done(ticket, 0); !errors.Is(err, cudaipc.ErrTicket) {
-		t.Errorf("Done of a ticket that was done: %v, want ErrTicket", err)
-	}
-	if _, _, err := f.Device.Done(1<<60, time.Millisecond); !errors.Is(err, cudaipc.ErrTicket) {
-		t.Errorf("Done of no ticket: %v, want ErrTicket", err)
-	}
-	left := c.Submit(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
-	for end := time.Now().Add(WaitLimit); ; {
-		err := f.Device.Close(1)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, cudaipc.ErrBusy) || time.Now().After(end) {
-			t.Fatalf("Close with a copy that was not asked for: %v", err)
-		}
-	}
-	if _, _, err := f.Device.Done(left, 0); !errors.Is(err, cudaipc.ErrTicket) {
-		t.Errorf("Done of a ticket of a closed peer: %v, want ErrTicket", err)
 	}
 }

@@ -72,8 +72,8 @@ func (f Fixture) WithoutPid() Fixture {
 
 type stranger struct{ Engine }
 
-func (s stranger) Import(peer cudaipc.PeerID) (cudaipc.Import, error) {
-	im, err := s.Engine.Import(peer)
+func (s stranger) Import() (cudaipc.Import, error) {
+	im, err := s.Engine.Import()
 	im.Pid = 0
 	return im, err
 }

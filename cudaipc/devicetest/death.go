@@ -28,13 +28,13 @@ func (c *Session) long(copies int) []cudaipc.Ticket {
 }
 
 func testCloseWhileCopying(t T, f Fixture) {
-	c := Start(t, f, 1, Spec{Regions: []int64{8 << 20}})
+	c := Start(t, f, Spec{Regions: []int64{8 << 20}})
 	tickets := c.long(100)
-	if err := f.Device.Close(1); !errors.Is(err, cudaipc.ErrBusy) {
+	if err := c.Peer.Close(); !errors.Is(err, cudaipc.ErrBusy) {
 		t.Fatalf("Close while 100 copies run: %v, want ErrBusy", err)
 	}
-	if err := f.Device.Close(cudaipc.AllPeers); !errors.Is(err, cudaipc.ErrBusy) {
-		t.Fatalf("Close of the device while 100 copies run: %v, want ErrBusy", err)
+	if err := f.Device.Close(); !errors.Is(err, cudaipc.ErrBusy) {
+		t.Fatalf("Close of the device while a peer is open: %v, want ErrBusy", err)
 	}
 	for _, ticket := range tickets {
 		if d := c.Wait(ticket); d.Err != nil {
@@ -49,17 +49,21 @@ func testCloseWhileCopying(t T, f Fixture) {
 func testDeathDuringImport(t T, f Fixture) {
 	for range 5 {
 		engine := f.Engine(t, Spec{Regions: make64(16, 1<<20), Events: 4})
-		im, err := engine.Import(1)
+		im, err := engine.Import()
 		if err != nil {
 			t.Fatal(err)
 		}
 		ended := make(chan error, 1)
-		go func() { ended <- f.Device.Import(im) }()
+		go func() {
+			p, err := f.Device.Import(im)
+			if err == nil {
+				err = p.Close()
+			}
+			ended <- err
+		}()
 		engine.Kill()
-		err = <-ended
-		closed := f.Device.Close(1)
-		if err == nil && closed != nil || err != nil && !errors.Is(closed, cudaipc.ErrPeer) {
-			t.Fatalf("an import whose process died ended with %v, and the close of the peer with %v", err, closed)
+		if err := <-ended; errors.Is(err, cudaipc.ErrLost) || errors.Is(err, cudaipc.ErrBusy) {
+			t.Fatalf("an import whose process died, and its close, ended with %v", err)
 		}
 	}
 }
@@ -67,7 +71,7 @@ func testDeathDuringImport(t T, f Fixture) {
 // testEventsOfTheDead: pending events of a dead process fire or never do, by the fixture, and the
 // step word is right in both cases.
 func testEventsOfTheDead(t T, f Fixture) {
-	c := Start(t, f, 1, small)
+	c := Start(t, f, small)
 	c.Do(Op{Kind: SetStep, Step: 5})
 	c.Do(Op{Kind: Synchronize})
 	c.Do(Op{Kind: Hold})
@@ -95,7 +99,7 @@ func testEventsOfTheDead(t T, f Fixture) {
 // testDeathWhileCopying: every copy ends, and a block that is not bad is whole.
 func testDeathWhileCopying(t T, f Fixture) {
 	const n = 8 << 20
-	c := Start(t, f, 1, Spec{Regions: []int64{n}})
+	c := Start(t, f, Spec{Regions: []int64{n}})
 	c.Do(Op{Kind: Fill, Region: 1, Len: n, Seed: 3})
 	tickets := c.long(100)
 	c.Wait(tickets[0])

@@ -10,7 +10,7 @@ import (
 func event(i uint32) cudaipc.Wait { return cudaipc.Wait{Event: i, Revoke: cudaipc.None} }
 
 func testEventsAndSteps(t T, f Fixture) {
-	c := Start(t, f, 1, small)
+	c := Start(t, f, small)
 	if s := c.Poll(event(0)); !s.Fired || s.Step != 0 || s.Revoked {
 		t.Errorf("an event that was never recorded: %+v, want it fired, step 0", s)
 	}
@@ -38,7 +38,7 @@ func testEventsAndSteps(t T, f Fixture) {
 }
 
 func testEventRecordedAgain(t T, f Fixture) {
-	c := Start(t, f, 1, small)
+	c := Start(t, f, small)
 	for step := uint64(1); step <= 20; step++ {
 		c.Do(Op{Kind: Hold})
 		c.Do(Op{Kind: SetStep, Step: step})
@@ -52,7 +52,7 @@ func testEventRecordedAgain(t T, f Fixture) {
 }
 
 func testRevocationWords(t T, f Fixture) {
-	c := Start(t, f, 1, small)
+	c := Start(t, f, small)
 	w := cudaipc.Wait{Event: cudaipc.None, Revoke: 2}
 	if c.Poll(w).Revoked {
 		t.Error("revoked from the start")
@@ -72,29 +72,26 @@ func testRevocationWords(t T, f Fixture) {
 
 // testWordsAreWritten writes the step word, which Poll then reads.
 func testWordsAreWritten(t T, f Fixture) {
-	c := Start(t, f, 1, small)
-	im, err := c.engine.Import(2)
+	c := Start(t, f, small)
+	im, err := c.engine.Import()
 	if err != nil {
 		t.Fatal(err)
 	}
 	im.CloseAll()
 	at := im.Sync.StepOff
-	if err := f.Device.SetWord(1, at, 1<<40+7); err != nil {
+	if err := c.Peer.SetWord(at, 1<<40+7); err != nil {
 		t.Fatal(err)
 	}
 	if s := c.Poll(event(cudaipc.None)); s.Step != 1<<40+7 {
 		t.Errorf("step %d, want the word that was written", s.Step)
 	}
 	for _, off := range []uint64{at + 4, 1 << 40, 1<<64 - 8, 1<<64 - 1} {
-		if err := f.Device.SetWord(1, off, 1); !errors.Is(err, cudaipc.ErrRange) {
+		if err := c.Peer.SetWord(off, 1); !errors.Is(err, cudaipc.ErrRange) {
 			t.Errorf("a word at %d: %v, want ErrRange", off, err)
 		}
 	}
-	if err := f.Device.SetWord(2, at, 1); !errors.Is(err, cudaipc.ErrPeer) {
-		t.Errorf("a word of a peer that is not open: %v, want ErrPeer", err)
-	}
 	c.Close()
-	if err := f.Device.SetWord(1, at, 1); !errors.Is(err, cudaipc.ErrPeer) {
+	if err := c.Peer.SetWord(at, 1); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("a word of a closed peer: %v, want ErrPeer", err)
 	}
 }
@@ -103,7 +100,7 @@ func testWordsAreWritten(t T, f Fixture) {
 // old bytes.
 func testStaleWithoutWaiting(t T, f Fixture) {
 	const n = 256 << 10
-	c := Start(t, f, 1, small)
+	c := Start(t, f, small)
 	c.Do(Op{Kind: Fill, Region: 1, Len: n, Seed: 1})
 	c.Do(Op{Kind: Hold})
 	c.Do(Op{Kind: LaunchSet, Region: 1, Len: n, Index: 0x04030201})

@@ -42,7 +42,7 @@ type Spec struct {
 // Engine is a process whose memory the device imports. It has one stream.
 type Engine interface {
 	// Import describes everything for one Device.Import, with new descriptors.
-	Import(peer cudaipc.PeerID) (cudaipc.Import, error)
+	Import() (cudaipc.Import, error)
 	// Do carries out one operation in the engine. Only Read and TimeSets have a result.
 	Do(Op) ([]byte, error)
 	// Kill ends the process at once (SIGKILL) and waits for its end.

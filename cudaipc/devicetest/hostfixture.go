@@ -22,10 +22,7 @@ func Host(t T, arenaSize int64, kind cudaipc.Kind) Fixture {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	host, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: arenaSize})
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := host.Open(arena)
 	t.Cleanup(func() { closeDevice(t, host) })
 	engine := func(t T, s Spec) Engine { return HostEngine(t, s, kind) }
 	return Fixture{Device: host, Arena: arena, Engine: engine}
@@ -51,7 +48,7 @@ func newArena(t T, size int64) (fd int, arena []byte) {
 
 func closeDevice(t T, d cudaipc.Device) {
 	t.Helper()
-	if err := d.Close(cudaipc.AllPeers); err != nil && !errors.Is(err, cudaipc.ErrLost) { // its use has told that
+	if err := d.Close(); err != nil && !errors.Is(err, cudaipc.ErrLost) { // its use has told that
 		t.Errorf("closing the device: %v", err)
 	}
 }
@@ -106,8 +103,8 @@ func startProcess(s Spec, kind cudaipc.Kind, env string) (*process, error) {
 }
 
 // Import opens the child's descriptors as SCM_RIGHTS would give them.
-func (p *process) Import(peer cudaipc.PeerID) (im cudaipc.Import, err error) {
-	im = cudaipc.Import{Peer: peer, Pid: p.cmd.Process.Pid, GPU: p.desc.GPU}
+func (p *process) Import() (im cudaipc.Import, err error) {
+	im = cudaipc.Import{Pid: p.cmd.Process.Pid, GPU: p.desc.GPU}
 	for _, r := range append([]cudaipc.Region{p.desc.Words}, p.desc.Regions...) {
 		if r.ID != engine.SyncRegion && p.kind == cudaipc.KindPeer {
 			r.Kind = cudaipc.KindPeer

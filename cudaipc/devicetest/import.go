@@ -12,17 +12,17 @@ import (
 var small = Spec{Regions: []int64{1 << 20}, Events: 4, Revokes: 4}
 
 func testImportAndClose(t T, f Fixture) {
-	c := Start(t, f, 7, small)
+	c := Start(t, f, small)
 	run := cudaipc.Run{Region: 1, Len: 4096}
 	c.Copy(one(cudaipc.Gather, run))
 	c.Close()
-	if err := f.Device.Close(7); !errors.Is(err, cudaipc.ErrPeer) {
+	if err := c.Peer.Close(); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("second Close of a peer: %v, want ErrPeer", err)
 	}
-	if _, err := f.Device.Copy(&cudaipc.Copy{Peer: 7}); !errors.Is(err, cudaipc.ErrPeer) {
+	if _, err := c.Peer.Copy(&cudaipc.Copy{}); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("Copy after Close: %v, want ErrPeer", err)
 	}
-	_, err := f.Device.Poll(cudaipc.Wait{Peer: 7, Event: cudaipc.None, Revoke: cudaipc.None})
+	_, err := c.Peer.Poll(cudaipc.Wait{Event: cudaipc.None, Revoke: cudaipc.None})
 	if !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("Poll after Close: %v, want ErrPeer", err)
 	}
@@ -31,10 +31,8 @@ func testImportAndClose(t T, f Fixture) {
 }
 
 func testImportRefuses(t T, f Fixture) {
-	c := Start(t, f, 1, small)
+	c := Start(t, f, small)
 	for name, change := range map[string]func(*cudaipc.Import){
-		"a peer that is there":     func(im *cudaipc.Import) { im.Peer = 1 },
-		"the id of all peers":      func(im *cudaipc.Import) { im.Peer = cudaipc.AllPeers },
 		"a region id twice":        func(im *cudaipc.Import) { im.Regions[0].ID = im.Regions[1].ID },
 		"an unknown kind":          func(im *cudaipc.Import) { im.Regions[1].Kind = 99 },
 		"a region of no bytes":     func(im *cudaipc.Import) { im.Regions[1].Size = 0 },
@@ -45,34 +43,31 @@ func testImportRefuses(t T, f Fixture) {
 		"too many events":          func(im *cudaipc.Import) { im.Sync.Events = ^uint32(0) },
 		"a step word out of place": func(im *cudaipc.Import) { im.Sync.StepOff = 4 },
 	} {
-		im, err := c.engine.Import(2)
+		im, err := c.engine.Import()
 		if err != nil {
 			t.Fatal(err)
 		}
 		change(&im)
-		if err := f.Device.Import(im); err == nil {
+		if _, err := f.Device.Import(im); err == nil {
 			t.Errorf("Import of %s: no error", name)
-		}
-		if im.Peer == 2 && !errors.Is(f.Device.Close(2), cudaipc.ErrPeer) {
-			t.Errorf("Import of %s: the peer stayed open", name)
 		}
 	}
 }
 
 func testNothingLeaks(t T, f Fixture) {
-	c := Start(t, f, 1, Spec{Regions: make64(64, 1<<20), Events: 4})
+	c := Start(t, f, Spec{Regions: make64(64, 1<<20), Events: 4})
 	c.Close()
 	maps, fds := resources(t)
 	for range 20 {
 		c.attach()
 		c.Copy(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
 		c.Close()
-		im, err := c.engine.Import(c.peer)
+		im, err := c.engine.Import()
 		if err != nil {
 			t.Fatal(err)
 		}
 		im.Regions[len(im.Regions)-1].Size = 1 << 62
-		if f.Device.Import(im) == nil {
+		if _, err := f.Device.Import(im); err == nil {
 			t.Fatal("Import of a region of 2^62 bytes: no error")
 		}
 	}
@@ -106,7 +101,7 @@ func resources(t T) (maps, fds int) {
 
 func testOutOfRange(t T, f Fixture) {
 	const size = 1 << 20
-	c := Start(t, f, 1, small)
+	c := Start(t, f, small)
 	c.Do(Op{Kind: Fill, Region: 1, Len: size, Seed: 2})
 	arena := int64(len(f.Arena))
 	clear(f.Arena[:4096])
@@ -126,8 +121,7 @@ func testOutOfRange(t T, f Fixture) {
 	} {
 		for _, dir := range []cudaipc.Direction{cudaipc.Gather, cudaipc.Scatter} {
 			copy := one(dir, good, bad)
-			copy.Peer = 1
-			if _, err := f.Device.Copy(copy); !errors.Is(err, cudaipc.ErrRange) {
+			if _, err := c.Peer.Copy(copy); !errors.Is(err, cudaipc.ErrRange) {
 				t.Errorf("%s, direction %d: %v, want ErrRange", name, dir, err)
 			}
 		}
@@ -141,8 +135,7 @@ func testOutOfRange(t T, f Fixture) {
 		},
 		"no such direction": {Dir: 2, Runs: []cudaipc.Run{good}, Blocks: []cudaipc.Block{{Runs: 1}}},
 	} {
-		copy.Peer = 1
-		if _, err := f.Device.Copy(copy); !errors.Is(err, cudaipc.ErrRange) {
+		if _, err := c.Peer.Copy(copy); !errors.Is(err, cudaipc.ErrRange) {
 			t.Errorf("%s: %v, want ErrRange", name, err)
 		}
 	}
@@ -156,23 +149,22 @@ func testOutOfRange(t T, f Fixture) {
 }
 
 func testAnotherPeersRegion(t T, f Fixture) {
-	Start(t, f, 1, Spec{Regions: []int64{1 << 20, 1 << 20}})
-	c := Start(t, f, 2, small) // has region 1 only
+	Start(t, f, Spec{Regions: []int64{1 << 20, 1 << 20}})
+	c := Start(t, f, small) // has region 1 only
 	copy := one(cudaipc.Gather, cudaipc.Run{Region: 2, Len: 4096})
-	copy.Peer = c.peer
-	if _, err := f.Device.Copy(copy); !errors.Is(err, cudaipc.ErrRange) {
+	if _, err := c.Peer.Copy(copy); !errors.Is(err, cudaipc.ErrRange) {
 		t.Errorf("Copy of a region that only another peer has: %v, want ErrRange", err)
 	}
 }
 
 func testWordsOutOfRange(t T, f Fixture) {
-	Start(t, f, 1, small)
+	c := Start(t, f, small)
 	for _, w := range []cudaipc.Wait{
-		{Peer: 1, Event: 4, Revoke: cudaipc.None},
-		{Peer: 1, Event: cudaipc.None, Revoke: 4},
-		{Peer: 1, Event: cudaipc.None - 1, Revoke: cudaipc.None},
+		{Event: 4, Revoke: cudaipc.None},
+		{Event: cudaipc.None, Revoke: 4},
+		{Event: cudaipc.None - 1, Revoke: cudaipc.None},
 	} {
-		if _, err := f.Device.Poll(w); !errors.Is(err, cudaipc.ErrRange) {
+		if _, err := c.Peer.Poll(w); !errors.Is(err, cudaipc.ErrRange) {
 			t.Errorf("Poll of %+v: %v, want ErrRange", w, err)
 		}
 	}

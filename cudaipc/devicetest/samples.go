@@ -5,7 +5,6 @@ import (
 	"hash/crc32"
 	"math"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -14,8 +13,7 @@ import (
 // sample starts sums of a peer's memory.
 func (c *Session) sample(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	c.t.Helper()
-	s.Peer = c.peer
-	return c.Device.Sum(s)
+	return c.Peer.Sum(s)
 }
 
 // sums returns the end of a sample.
@@ -49,7 +47,7 @@ var (
 // startSampled starts an engine whose regions have the patterns 1 and 2.
 func startSampled(t T, f Fixture) *Session {
 	t.Helper()
-	c := Start(t, f, 1, sampled)
+	c := Start(t, f, sampled)
 	for i, size := range sampled.Regions {
 		c.Do(Op{Kind: Fill, Region: cudaipc.RegionID(i + 1), Len: size, Seed: uint64(i + 1)})
 	}
@@ -135,10 +133,6 @@ func testSamplesOutOfRange(t T, f Fixture) {
 			t.Errorf("%s: %v, want ErrRange", name, err)
 		}
 	}
-	if _, err := f.Device.Sum(&cudaipc.Sample{Peer: 99, Within: time.Second}); !errors.Is(err,
-		cudaipc.ErrPeer) {
-		t.Errorf("a peer that is not there: %v, want ErrPeer", err)
-	}
 	c.Close() // nothing of what was refused keeps the peer busy
 }
 
@@ -165,7 +159,7 @@ func testSamplesEnd(t T, f Fixture) {
 		}
 		tickets = append(tickets, ticket)
 	}
-	if err := f.Device.Close(1); !errors.Is(err, cudaipc.ErrBusy) {
+	if err := c.Peer.Close(); !errors.Is(err, cudaipc.ErrBusy) {
 		t.Fatalf("Close while the peer's memory is summed: %v, want ErrBusy", err)
 	}
 	for _, ticket := range tickets {
@@ -205,15 +199,12 @@ func testDeathWhileSumming(t T, f Fixture) {
 	c.Close()
 }
 
-// Miscopy is a device whose copies go wrong in one way, in the last block of each, without an
-// error. As on a GPU, its sums are of what is in the arena then.
+// Miscopy is a peer whose copies go wrong in one way, in the last block of each, without an error.
+// As on a GPU, its sums are of what is in the arena then.
 type Miscopy struct {
-	cudaipc.Device
+	cudaipc.Peer
 	Arena []byte
 	Fault Miscopied
-
-	mu   sync.Mutex
-	real map[cudaipc.Ticket]*cudaipc.Copy // as they were asked for
 }
 
 // Miscopied is how a copy goes wrong.
@@ -256,29 +247,20 @@ func (m *Miscopy) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	case CopiedMisplaced:
 		last[0].ArenaOff, last[1].ArenaOff = last[1].ArenaOff, last[0].ArenaOff
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	ticket, err := m.Device.Copy(&wrong)
-	if err == nil {
-		if m.real == nil {
-			m.real = map[cudaipc.Ticket]*cudaipc.Copy{}
-		}
-		m.real[ticket] = c
-	}
-	return ticket, err
+	ticket, err := m.Peer.Copy(&wrong)
+	return func(timeout time.Duration) (cudaipc.Done, bool, error) {
+		d, ok, err := ticket(timeout)
+		m.sum(c, &d)
+		return d, ok, err
+	}, err
 }
 
-// Done returns the end of a copy with the sums of what is in the arena now: of the requested
-// runs, or, where the runs of the arena were changed too, of those that were copied.
-func (m *Miscopy) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	d, ok, err := m.Device.Done(t, timeout)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	c := m.real[t]
-	if !ok || err != nil || c == nil || d.Sums == nil || m.Fault == CopiedMisplaced {
-		return d, ok, err
+// sum replaces the sums of a copy by those of what is in the arena now: of the requested runs, or,
+// where the runs of the arena were changed too, of those that were copied.
+func (m *Miscopy) sum(c *cudaipc.Copy, d *cudaipc.Done) {
+	if d.Sums == nil || m.Fault == CopiedMisplaced {
+		return
 	}
-	delete(m.real, t)
 	run, table := 0, crc32.MakeTable(crc32.Castagnoli)
 	for i, b := range c.Blocks {
 		d.Sums[i] = b.Seed
@@ -288,10 +270,4 @@ func (m *Miscopy) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, b
 			run++
 		}
 	}
-	return d, ok, err
-}
-
-// Sum passes a sample to the device.
-func (m *Miscopy) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
-	return m.Device.Sum(s)
 }

@@ -62,7 +62,6 @@ const (
 	OutOfMemory   = 2
 	NoDevice      = 100
 	InvalidHandle = 400
-	NotReady      = 600
 	NotSupported  = 801
 
 	DeviceUnavailable = 46

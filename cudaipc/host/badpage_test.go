@@ -20,11 +20,11 @@ func TestArenaLosesAPage(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				arena := memfd(t, block*blocks)
 				defer func() { _ = unix.Close(arena) }()
-				h, err := Open(Options{ArenaFD: arena, ArenaSize: block * blocks})
+				mapped, err := cudaipc.MapFD(arena, block*blocks)
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer func() { _ = h.Close(cudaipc.AllPeers) }()
+				h := Open(mapped)
 				mem := make([]byte, block*blocks)
 				addr := uint64(uintptr(unsafe.Pointer(&mem[0])))
 				region := cudaipc.Region{ID: 1, Kind: kind, Size: block * blocks, Addr: addr}
@@ -33,9 +33,7 @@ func TestArenaLosesAPage(t *testing.T) {
 					defer func() { _ = unix.Close(fd) }()
 					region.FD = dupFD(t, fd)
 				}
-				if err := h.Import(cudaipc.Import{Pid: os.Getpid(), Regions: []cudaipc.Region{region}}); err != nil {
-					t.Fatal(err)
-				}
+				p := open(t, h, cudaipc.Import{Pid: os.Getpid(), Regions: []cudaipc.Region{region}})
 				for _, dir := range []cudaipc.Direction{cudaipc.Gather, cudaipc.Scatter} {
 					c := &cudaipc.Copy{Dir: dir, Sum: sum}
 					for b := range blocks {
@@ -43,13 +41,13 @@ func TestArenaLosesAPage(t *testing.T) {
 						c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(at), ArenaOff: at, Len: block})
 						c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
 					}
-					if d := copyAll(t, h, c); d.Err != nil {
+					if d := copyAll(t, p, c); d.Err != nil {
 						t.Fatalf("before: %v", d.Err)
 					}
 					if err := unix.Ftruncate(arena, block*blocks-4096); err != nil {
 						t.Fatal(err)
 					}
-					d := copyAll(t, h, c)
+					d := copyAll(t, p, c)
 					for b := range blocks {
 						if d.Bad == nil || d.Bad[b] != (b == blocks-1) {
 							t.Fatalf("direction %d: bad blocks %v (%v), want the last", dir, d.Bad, d.Err)

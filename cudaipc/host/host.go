@@ -4,19 +4,9 @@ package host
 import (
 	"fmt"
 	"math"
-	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
-
-// Options of a host device.
-type Options struct {
-	// Arena is mapped memory, which stays the caller's, and mapped until Close(AllPeers). If it is
-	// nil, the device maps ArenaSize bytes of ArenaFD, which may be closed after Open.
-	Arena     []byte
-	ArenaFD   int
-	ArenaSize int64
-}
 
 // Device is the device on shared memory. It maps the regions of its peers into this
 // process, or reaches their memory by process_vm_readv. A peer that changes its memory can only
@@ -24,92 +14,68 @@ type Options struct {
 // mapping, or that has no page left, into the end of the copy. A seal against shrinking would not
 // cover the second case, nor memory of libraries that do not seal.
 type Device struct {
-	arena    []byte
-	ownArena bool // mapped here
-	table    cudaipc.Table[*peer]
+	arena []byte
+	peers cudaipc.Peers
 }
 
 var _ cudaipc.Device = (*Device)(nil)
 
-// Open maps the arena. Close(AllPeers) frees everything.
-func Open(o Options) (*Device, error) {
-	h := &Device{arena: o.Arena, ownArena: o.Arena == nil}
-	if h.ownArena {
-		var err error
-		if h.arena, err = cudaipc.MapFD(o.ArenaFD, o.ArenaSize); err != nil {
-			return nil, fmt.Errorf("arena: %w", err)
-		}
-	}
-	h.table.Init()
-	return h, nil
-}
+// Open returns the device of an arena, mapped memory that stays the caller's.
+func Open(arena []byte) *Device { return &Device{arena: arena} }
 
-// Close closes a peer, or with AllPeers the device.
-func (h *Device) Close(id cudaipc.PeerID) error {
-	closing, err := h.table.Take(id, false)
-	for _, p := range closing {
-		p.close()
-	}
-	if err != nil || id != cudaipc.AllPeers || !h.ownArena {
-		return err
-	}
-	return cudaipc.Unmap(h.arena)
-}
+// Close ends the device: the arena is not touched any more.
+func (h *Device) Close() error { return h.peers.Close() }
 
-// Poll answers a wait now.
-func (h *Device) Poll(w cudaipc.Wait) (cudaipc.State, error) {
-	h.table.RLock()
-	defer h.table.RUnlock()
-	p, err := h.table.PeerLocked(w.Peer)
-	if err != nil {
-		return cudaipc.State{}, err
-	}
-	return p.Poll(&w)
-}
-
-// SetWord writes a word of a peer's sync region.
-func (h *Device) SetWord(id cudaipc.PeerID, off, value uint64) error {
-	return h.table.SetWord(id, off, value)
-}
-
-// Copy checks a copy and puts it into its stream.
-func (h *Device) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
-	return h.table.Copy(c, int64(len(h.arena)), func(p *peer, f *cudaipc.Flight) {
-		if p.streams[c.Dir] == nil {
-			p.streams[c.Dir] = startStream(p, h.arena)
-		}
-		p.streams[c.Dir].work <- f
-	})
-}
-
-// Done waits for a copy. With timeout 0 or less it does not wait.
-func (h *Device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	return h.table.Done(t, timeout)
-}
-
-// peer is a peer of the host device, with its goroutines, which the device's lock guards.
+// peer is a peer of the host device, with its goroutines.
 type peer struct {
-	cudaipc.Peer
-	streams [2]*queue // by Direction, nil until the first copy
-	sampler *queue    // nil until the first sample
+	cudaipc.Base
+	of      *Device
+	streams [2]*queue // by Direction
+	sampler *queue
 }
 
 // Import opens the regions of a peer, all or none, and closes every descriptor.
-func (h *Device) Import(im cudaipc.Import) error {
+func (h *Device) Import(im cudaipc.Import) (cudaipc.Peer, error) {
 	defer im.CloseRegions()
-	p := &peer{}
+	p := &peer{of: h}
 	err := p.Prepare(&im)
 	p.Proof = im.Proof
 	if err == nil {
-		err = p.open(&im)
+		err = h.peers.Enter()
 	}
 	if err == nil {
-		err = h.table.Add(p)
+		if err = p.open(&im); err == nil {
+			p.start()
+			return p, nil
+		}
+		h.peers.Leave()
 	}
-	if err != nil {
-		p.close()
-		return fmt.Errorf("peer %d: %w", im.Peer, err)
+	p.Unmap()
+	return nil, err
+}
+
+// Copy checks a copy and puts it into its stream.
+func (p *peer) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	return p.StartCopy(c, int64(len(p.of.arena)), func(f *cudaipc.Flight) error {
+		return p.streams[c.Dir].put(f)
+	})
+}
+
+// Sum checks a sample and hands it to the sampler.
+func (p *peer) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	return p.StartSum(s, p.sampler.put)
+}
+
+// Close ends the idle streams and unmaps.
+func (p *peer) Close() error {
+	if err := p.Shut(false); err != nil {
+		return err
 	}
+	for _, q := range []*queue{p.streams[0], p.streams[1], p.sampler} {
+		q.close()
+	}
+	p.Unmap()
+	p.of.peers.Leave()
 	return nil
 }
 
@@ -131,15 +97,6 @@ func (p *peer) open(im *cudaipc.Import) error {
 		return p.Watch()
 	}
 	return nil
-}
-
-// close ends the idle streams and unmaps. No call reaches the peer any more.
-func (p *peer) close() {
-	for _, s := range p.streams {
-		s.close()
-	}
-	p.sampler.close()
-	p.Peer.Close()
 }
 
 // openRegion opens one region. The caller closes the descriptor.

@@ -36,25 +36,37 @@ func openHost(t *testing.T) *Device {
 	t.Helper()
 	fd := memfd(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
-	h, err := Open(Options{ArenaFD: fd, ArenaSize: arenaSize})
+	arena, err := cudaipc.MapFD(fd, arenaSize)
 	if err != nil {
 		t.Fatal(err)
 	}
+	h := Open(arena)
 	t.Cleanup(func() {
-		if err := h.Close(cudaipc.AllPeers); err != nil {
+		if err := h.Close(); err != nil {
 			t.Errorf("closing the device: %v", err)
 		}
 	})
 	return h
 }
 
-func copyAll(t *testing.T, h *Device, c *cudaipc.Copy) cudaipc.Done {
+// open imports a peer, until the test's end.
+func open(t *testing.T, h *Device, im cudaipc.Import) cudaipc.Peer {
 	t.Helper()
-	ticket, err := h.Copy(c)
+	p, err := h.Import(im)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, ok, err := h.Done(ticket, 30*time.Second)
+	t.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
+func copyAll(t *testing.T, p cudaipc.Peer, c *cudaipc.Copy) cudaipc.Done {
+	t.Helper()
+	ticket, err := p.Copy(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, ok, err := ticket(30 * time.Second)
 	if err != nil || !ok {
 		t.Fatalf("Done: %v, %v", ok, err)
 	}
@@ -77,14 +89,12 @@ func TestPeerCutsOffItsMemory(t *testing.T) {
 	h := openHost(t)
 	fd := memfd(t, block*blocks)
 	defer func() { _ = unix.Close(fd) }()
-	if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{
+	p := open(t, h, cudaipc.Import{Regions: []cudaipc.Region{{
 		ID:   1,
 		Kind: cudaipc.KindFD,
 		Size: block * blocks,
 		FD:   dupFD(t, fd),
-	}}}); err != nil {
-		t.Fatal(err)
-	}
+	}}})
 	for _, dir := range []cudaipc.Direction{cudaipc.Gather, cudaipc.Scatter} {
 		c := &cudaipc.Copy{Dir: dir, Sum: true}
 		for b := range blocks {
@@ -96,13 +106,13 @@ func TestPeerCutsOffItsMemory(t *testing.T) {
 			})
 			c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
 		}
-		if d := copyAll(t, h, c); d.Err != nil {
+		if d := copyAll(t, p, c); d.Err != nil {
 			t.Fatalf("before the cut: %v", d.Err)
 		}
 		if err := unix.Ftruncate(fd, block*blocks/2); err != nil {
 			t.Fatal(err)
 		}
-		d := copyAll(t, h, c)
+		d := copyAll(t, p, c)
 		for b := range blocks {
 			if d.Bad == nil || d.Bad[b] != (b >= blocks/2) {
 				t.Fatalf("direction %d, cut before block %d: bad blocks %v (%v)", dir, blocks/2, d.Bad, d.Err)
@@ -118,14 +128,11 @@ func TestPeerCutsOffItsWords(t *testing.T) {
 	h := openHost(t)
 	fd := memfd(t, 8192)
 	defer func() { _ = unix.Close(fd) }()
-	err := h.Import(cudaipc.Import{
+	p := open(t, h, cudaipc.Import{
 		Regions: []cudaipc.Region{{ID: 0, Kind: cudaipc.KindFD, Size: 8192, FD: dupFD(t, fd)}},
 		Sync:    &cudaipc.Sync{StepOff: 4096, EventsOff: 4160, Events: 1, RevokeOff: 4224, Revokes: 1},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	poll := func() error { _, err := h.Poll(cudaipc.Wait{Event: 0, Revoke: 0}); return err }
+	poll := func() error { _, err := p.Poll(cudaipc.Wait{Event: 0, Revoke: 0}); return err }
 	if err := poll(); err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +177,7 @@ func TestImportTakesOnlyMemory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{
+		if _, err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{
 			Kind: cudaipc.KindFD,
 			Size: 8192,
 			FD:   fd,
@@ -206,7 +213,7 @@ func TestMostRegions(t *testing.T) {
 	fd := memfd(t, 4096)
 	defer func() { _ = unix.Close(fd) }()
 	for _, n := range []int{cudaipc.MaxRegions, cudaipc.MaxRegions + 1} {
-		im := cudaipc.Import{Peer: cudaipc.PeerID(n)}
+		var im cudaipc.Import
 		for i := range n {
 			im.Regions = append(im.Regions, cudaipc.Region{
 				ID:   cudaipc.RegionID(i),
@@ -215,7 +222,7 @@ func TestMostRegions(t *testing.T) {
 				FD:   dupFD(t, fd),
 			})
 		}
-		err := h.Import(im)
+		p, err := h.Import(im)
 		if n > cudaipc.MaxRegions {
 			if !errors.Is(err, cudaipc.ErrRange) {
 				t.Errorf("Import of %d regions: %v, want ErrRange", n, err)
@@ -228,13 +235,12 @@ func TestMostRegions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := copyAll(t, h, &cudaipc.Copy{
-			Peer:   im.Peer,
+		d := copyAll(t, p, &cudaipc.Copy{
 			Runs:   []cudaipc.Run{{Region: cudaipc.MaxRegions - 1, Len: 4096}},
 			Blocks: []cudaipc.Block{{Runs: 1}},
 		})
-		if d.Err != nil {
-			t.Error(d.Err)
+		if err := errors.Join(d.Err, p.Close()); err != nil {
+			t.Error(err)
 		}
 	}
 }
@@ -250,43 +256,8 @@ func TestMostBytesOfAPeer(t *testing.T) {
 			Addr: 4096,
 		})
 	}
-	if err := h.Import(im); !errors.Is(err, cudaipc.ErrRange) {
+	if _, err := h.Import(im); !errors.Is(err, cudaipc.ErrRange) {
 		t.Errorf("Import of more than MaxPeerBytes: %v, want ErrRange", err)
-	}
-}
-
-// TestCopiesNobodyAsksFor expects tickets to be bounded, and an error at once when there are no
-// more.
-func TestCopiesNobodyAsksFor(t *testing.T) {
-	h := openHost(t)
-	if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{
-		Kind: cudaipc.KindFD,
-		Size: 4096,
-		FD:   memfd(t, 4096),
-	}}}); err != nil {
-		t.Fatal(err)
-	}
-	c := &cudaipc.Copy{Runs: []cudaipc.Run{{Len: 4096}}, Blocks: []cudaipc.Block{{Runs: 1}}}
-	var tickets []cudaipc.Ticket
-	for range cudaipc.MaxCopies {
-		ticket, err := h.Copy(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tickets = append(tickets, ticket)
-	}
-	if _, err := h.Copy(c); !errors.Is(err, cudaipc.ErrBusy) {
-		t.Fatalf("one copy more than MaxCopies: %v, want ErrBusy", err)
-	}
-	if _, ok, err := h.Done(tickets[0], 30*time.Second); !ok || err != nil {
-		t.Fatal(ok, err)
-	}
-	ticket, err := h.Copy(c)
-	if err != nil {
-		t.Fatalf("a copy after one was asked for: %v", err)
-	}
-	if _, ok, err := h.Done(ticket, 30*time.Second); !ok || err != nil {
-		t.Fatal(ok, err)
 	}
 }
 
@@ -306,13 +277,10 @@ func TestPeerRangeThatIsNotThere(t *testing.T) {
 	if err := unix.Mprotect(mem[page:2*page], unix.PROT_NONE); err != nil {
 		t.Fatal(err)
 	}
-	err = h.Import(cudaipc.Import{
+	p := open(t, h, cudaipc.Import{
 		Pid:     os.Getpid(),
 		Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindPeer, Size: 3 * page, Addr: addressOf(mem)}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	c := &cudaipc.Copy{Sum: true, Blocks: []cudaipc.Block{
 		{Runs: 1}, {Runs: 1}, {Runs: 2}, {Runs: 1},
 	}, Runs: []cudaipc.Run{
@@ -322,7 +290,7 @@ func TestPeerRangeThatIsNotThere(t *testing.T) {
 		{Region: 1, RegionOff: page, ArenaOff: 3 * page, Len: page},
 		{Region: 1, RegionOff: 2 * page, ArenaOff: 4 * page, Len: page},
 	}}
-	d := copyAll(t, h, c)
+	d := copyAll(t, p, c)
 	if d.Err == nil || d.Bad[0] || !d.Bad[1] || !d.Bad[2] || d.Bad[3] {
 		t.Fatalf("bad blocks %v (%v), want the second and the third", d.Bad, d.Err)
 	}

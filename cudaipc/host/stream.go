@@ -28,31 +28,38 @@ func startQueue(do func(*cudaipc.Flight)) *queue {
 	return q
 }
 
-// close ends a queue, which is idle or was never started.
+func (q *queue) put(f *cudaipc.Flight) error {
+	q.work <- f
+	return nil
+}
+
+// close ends a queue, which is idle.
 func (q *queue) close() {
-	if q != nil {
-		close(q.work)
-		<-q.ended
+	close(q.work)
+	<-q.ended
+}
+
+// start starts the goroutines of an imported peer.
+func (p *peer) start() {
+	for dir := range p.streams {
+		p.streams[dir] = startQueue(func(f *cudaipc.Flight) {
+			p.copy(f)
+			crc32c.StoreFence()
+			f.Finish()
+		})
 	}
-}
-
-// stream does the copies of one peer and direction.
-type stream struct {
-	peer  *peer
-	arena []byte
-}
-
-func startStream(p *peer, arena []byte) *queue {
-	s := &stream{p, arena}
-	return startQueue(func(f *cudaipc.Flight) {
-		s.copy(f)
-		crc32c.StoreFence()
+	var scratch []byte
+	p.sampler = startQueue(func(f *cudaipc.Flight) {
+		if scratch == nil {
+			scratch = make([]byte, cudaipc.SampleScratch)
+		}
+		f.Sum(p.read, scratch)
 		f.Finish()
 	})
 }
 
 // copy copies all blocks. A failed block does not stop the next ones.
-func (s *stream) copy(f *cudaipc.Flight) {
+func (p *peer) copy(f *cudaipc.Flight) {
 	c := f.Copy
 	if c.Sum {
 		f.End.Sums = make([]uint32, len(c.Blocks))
@@ -60,7 +67,7 @@ func (s *stream) copy(f *cudaipc.Flight) {
 	runs := c.Runs
 	for i := range c.Blocks {
 		b := &c.Blocks[i]
-		sum, err := s.block(c.Dir, runs[:b.Runs], b.Seed, c.Sum)
+		sum, err := p.block(c.Dir, runs[:b.Runs], b.Seed, c.Sum)
 		runs = runs[b.Runs:]
 		if c.Sum {
 			f.End.Sums[i] = sum
@@ -72,18 +79,18 @@ func (s *stream) copy(f *cudaipc.Flight) {
 }
 
 // block moves the runs of one block and returns the checksum.
-func (s *stream) block(dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
+func (p *peer) block(dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
 	for len(runs) > 0 {
-		r := s.peer.Regions[runs[0].Region]
+		r := p.Regions[runs[0].Region]
 		n := 1
 		for n < len(runs) && runs[n].Region == runs[0].Region {
 			n++
 		}
 		var err error
 		if r.Mem != nil {
-			sum, err = s.mapped(r.Mem, dir, runs[:n], sum, sums || crc32c.CopiesFast())
+			sum, err = p.mapped(r.Mem, dir, runs[:n], sum, sums || crc32c.CopiesFast())
 		} else {
-			sum, err = s.remote(r, dir, runs[:n], sum, sums)
+			sum, err = p.remote(r, dir, runs[:n], sum, sums)
 		}
 		if err != nil {
 			return sum, err
@@ -94,12 +101,12 @@ func (s *stream) block(dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, su
 }
 
 // mapped moves runs between a mapped region and the arena. The fast forms always sum, for free.
-func (s *stream) mapped(mem []byte, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
-	err := pagefault.Guard(mem, s.arena, func() {
+func (p *peer) mapped(mem []byte, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32, error) {
+	err := pagefault.Guard(mem, p.of.arena, func() {
 		for i := range runs {
 			run := &runs[i]
 			there := mem[run.RegionOff : run.RegionOff+uint64(run.Len)]
-			here := s.arena[run.ArenaOff : run.ArenaOff+int64(run.Len)]
+			here := p.of.arena[run.ArenaOff : run.ArenaOff+int64(run.Len)]
 			dst, src := here, there
 			if dir == cudaipc.Scatter {
 				dst, src = there, here
@@ -131,12 +138,12 @@ type piece struct {
 // It is the fallback for memory without a descriptor, and half as fast as a mapped region: a
 // profile shows three fifths in the kernel's copy, one fifth in pinning pages and one in the
 // separate pass of the sum. Larger calls save none of these.
-func (s *stream) remote(r *cudaipc.Opened, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32,
+func (p *peer) remote(r *cudaipc.Opened, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32,
 	error) {
 	var v piece
 	for i := range runs {
 		run := &runs[i]
-		here := s.arena[run.ArenaOff : run.ArenaOff+int64(run.Len)]
+		here := p.of.arena[run.ArenaOff : run.ArenaOff+int64(run.Len)]
 		addr := uintptr(r.Addr + run.RegionOff)
 		for len(here) > 0 {
 			n := min(len(here), remotePiece-v.bytes)
@@ -144,13 +151,13 @@ func (s *stream) remote(r *cudaipc.Opened, dir cudaipc.Direction, runs []cudaipc
 			here, addr = here[n:], addr+uintptr(n)
 			if v.full() {
 				var err error
-				if sum, err = s.flush(&v, dir, sum, sums); err != nil {
+				if sum, err = p.flush(&v, dir, sum, sums); err != nil {
 					return sum, err
 				}
 			}
 		}
 	}
-	return s.flush(&v, dir, sum, sums)
+	return p.flush(&v, dir, sum, sums)
 }
 
 func (v *piece) add(here []byte, addr uintptr) {
@@ -164,7 +171,7 @@ func (v *piece) add(here []byte, addr uintptr) {
 func (v *piece) full() bool { return v.bytes == remotePiece || len(v.remote) == remoteVectors }
 
 // flush makes one call.
-func (s *stream) flush(v *piece, dir cudaipc.Direction, sum uint32, sums bool) (uint32, error) {
+func (p *peer) flush(v *piece, dir cudaipc.Direction, sum uint32, sums bool) (uint32, error) {
 	if v.bytes == 0 {
 		return sum, nil
 	}
@@ -172,11 +179,11 @@ func (s *stream) flush(v *piece, dir cudaipc.Direction, sum uint32, sums bool) (
 	if dir == cudaipc.Scatter {
 		call = unix.ProcessVMWritev
 	}
-	if err := s.peer.move(call, v.local, v.remote, v.bytes); err != nil {
+	if err := p.move(call, v.local, v.remote, v.bytes); err != nil {
 		return sum, err
 	}
 	if sums {
-		if err := pagefault.Guard(s.arena, nil, func() { sum = v.sum(sum) }); err != nil {
+		if err := pagefault.Guard(p.of.arena, nil, func() { sum = v.sum(sum) }); err != nil {
 			return sum, err
 		}
 	}
@@ -213,3 +220,14 @@ func (v *piece) sum(state uint32) uint32 {
 }
 
 func iovecBytes(v *unix.Iovec) []byte { return unsafe.Slice(v.Base, int(v.Len)) }
+
+// read reads a mapped region, or the memory of the peer's process.
+func (p *peer) read(from cudaipc.Stretch, into []byte) error {
+	if from.In.Mem != nil {
+		return pagefault.Guard(from.In.Mem, nil, func() { copy(into, from.In.Mem[from.Off:]) })
+	}
+	local := unix.Iovec{Base: &into[0]}
+	local.SetLen(len(into))
+	remote := unix.RemoteIovec{Base: uintptr(from.In.Addr + from.Off), Len: len(into)}
+	return p.move(unix.ProcessVMReadv, []unix.Iovec{local}, []unix.RemoteIovec{remote}, len(into))
+}

@@ -47,21 +47,21 @@ func agentWithMover(device string) error {
 	}
 	m, err := mover.New(mover.Options{
 		Device: device, ArenaFD: arena, ArenaSize: 1 << 20, Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
-		Node: -1,
 	})
 	if err != nil {
 		return err
 	}
-	im := cudaipc.Import{Peer: 1, Proof: 3, Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindFD, Size: 1 << 20}}}
+	im := cudaipc.Import{Proof: 3, Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindFD, Size: 1 << 20}}}
 	unix.CloseOnExec(im.Proof)
 	if im.Regions[0].FD, err = unix.FcntlInt(uintptr(arena), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		return err
 	}
-	if err := m.Import(im); err != nil {
+	p, err := m.Import(im)
+	if err != nil {
 		return err
 	}
-	c := cudaipc.Copy{Peer: 1, Runs: []cudaipc.Run{{Region: 1, Len: 4096}}, Blocks: []cudaipc.Block{{Runs: 1}}}
-	if _, err := m.Copy(&c); err != nil {
+	c := cudaipc.Copy{Runs: []cudaipc.Run{{Region: 1, Len: 4096}}, Blocks: []cudaipc.Block{{Runs: 1}}}
+	if _, err := p.Copy(&c); err != nil {
 		return err
 	}
 	fmt.Println(m.Movers()[0].PID)

@@ -17,26 +17,23 @@ func BenchmarkCalls(b *testing.B) {
 		moved bool
 		ask   bool
 	}{{"Host", false, false}, {"Mover", true, false}, {"MoverAsked", true, true}} {
-		var f devicetest.Fixture
+		var peer cudaipc.Peer
 		open := func(b *testing.B) {
+			f := devicetest.Host(b, devicetest.MinArena, cudaipc.KindFD)
 			if variant.moved {
 				f = devicetest.MoverFixture(b, devicetest.MinArena, cudaipc.KindFD,
 					func(o *mover.Options) { o.AskEvents = variant.ask })
-			} else {
-				f = devicetest.Host(b, devicetest.MinArena, cudaipc.KindFD)
 			}
-			im, err := f.Engine(b, devicetest.Spec{Regions: []int64{64 << 20}, Events: 1}).Import(1)
-			if err == nil {
-				err = f.Device.Import(im)
-			}
+			im, err := f.Engine(b, devicetest.Spec{Regions: []int64{64 << 20}, Events: 1}).Import()
 			if err != nil {
 				b.Fatal(err)
 			}
+			peer = devicetest.Import(b, f.Device, im)
 		}
 		b.Run("Poll/"+variant.name, func(b *testing.B) {
 			open(b)
 			for b.Loop() {
-				s, err := f.Device.Poll(cudaipc.Wait{Peer: 1, Event: 0, Revoke: cudaipc.None})
+				s, err := peer.Poll(cudaipc.Wait{Event: 0, Revoke: cudaipc.None})
 				if err != nil || !s.Fired {
 					b.Fatal(err, s)
 				}
@@ -49,7 +46,7 @@ func BenchmarkCalls(b *testing.B) {
 		}{{"4KiB", 1, 4 << 10}, {"8MiB", 1, 8 << 20}, {"8MiBin2048", 2048, 4 << 10}} {
 			b.Run("Copy"+size.name+"/"+variant.name, func(b *testing.B) {
 				open(b)
-				c := &cudaipc.Copy{Peer: 1, Sum: true, Blocks: []cudaipc.Block{{Runs: uint32(size.runs)}}}
+				c := &cudaipc.Copy{Sum: true, Blocks: []cudaipc.Block{{Runs: uint32(size.runs)}}}
 				for i := range size.runs {
 					c.Runs = append(c.Runs, cudaipc.Run{
 						Region:    1,
@@ -59,9 +56,9 @@ func BenchmarkCalls(b *testing.B) {
 					})
 				}
 				for b.Loop() {
-					ticket, err := f.Device.Copy(c)
+					ticket, err := peer.Copy(c)
 					if err == nil {
-						_, _, err = f.Device.Done(ticket, time.Minute)
+						_, _, err = ticket(time.Minute)
 					}
 					if err != nil {
 						b.Fatal(err)

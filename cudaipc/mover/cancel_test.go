@@ -19,7 +19,7 @@ func (m *fixture) cancelledImport() error {
 	im, gone, asked := m.imports(1), make(chan struct{}), m.mover.Movers()[0].Requests
 	im.Cancelled = gone
 	done := make(chan error, 1)
-	go func() { done <- m.mover.Import(im) }()
+	go func() { done <- m.imported(1, im) }()
 	devicetest.Until(m.t, "the mover is asked", func() bool { return m.mover.Movers()[0].Requests > asked })
 	close(gone)
 	return <-done
@@ -67,7 +67,7 @@ func TestImportOfOneWhoIsGone(t *testing.T) {
 		gone := make(chan struct{})
 		close(gone)
 		im.Cancelled = gone
-		if err := m.mover.Import(im); !errors.Is(err, cudaipc.ErrPeer) || errors.As(err, new(*cudaipc.LostError)) {
+		if err := m.imported(1, im); !errors.Is(err, cudaipc.ErrPeer) || errors.As(err, new(*cudaipc.LostError)) {
 			t.Errorf("%v, want ErrPeer before the start is over", err)
 		}
 	})

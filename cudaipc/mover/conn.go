@@ -156,97 +156,49 @@ func closeAll(fds []int) {
 	}
 }
 
-// calls are the requests without an answer yet: a few of each worker of an engine.
-type calls struct {
-	mu struct {
-		sync.Mutex
-		open map[uint64]*call
-		last uint64
-		err  error // the process has ended: no more calls
-	}
-}
-
-// call is one request.
+// call is a request without an answer yet; a few of each worker of an engine.
 type call struct {
 	what  string
-	until int64         // tick
+	until int64         // tick; under Mover.mu
 	state cudaipc.State // these two are readable once done is closed
 	err   error
-	done  chan struct{} // closed after the call was removed from open
+	done  chan struct{} // closed after the call was taken
 }
 
-func (c *calls) init() { c.mu.open = map[uint64]*call{} }
-
-func (c *calls) add(call *call) (uint64, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.mu.err != nil {
-		return 0, c.mu.err
-	}
-	c.mu.last++
-	c.mu.open[c.mu.last] = call
-	return c.mu.last, nil
-}
-
-func (c *calls) take(number uint64) *call {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	call := c.mu.open[number]
-	delete(c.mu.open, number)
+// takeCall removes a call, which is nil if there is none.
+func (p *process) takeCall(number uint64) *call {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	call := p.calls[number]
+	delete(p.calls, number)
 	return call
 }
 
-// overdue returns a request whose time is over.
-func (c *calls) overdue(now int64) *call {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, call := range c.mu.open {
-		if now > call.until {
-			return call
-		}
-	}
-	return nil
-}
-
-// shorten gives a request no more time than until.
-func (c *calls) shorten(number uint64, until int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if call := c.mu.open[number]; call != nil {
-		call.until = min(call.until, until)
-	}
-}
-
-// fail ends all requests, and those that come later.
-func (c *calls) fail(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.mu.err = err
-	for number, call := range c.mu.open {
-		delete(c.mu.open, number)
-		call.err = err
-		close(call.done)
-	}
-}
-
-// call sends a request and waits for its answer. After limit, or Limits.Cancel after cancelled is
-// closed, the mover is lost; the wait ends when it is reaped.
+// call sends what request makes of its number, and waits for the answer. After limit, or
+// Limits.Cancel after cancelled is closed, the mover is lost; the wait ends when it is reaped.
 func (p *process) call(what string, limit time.Duration, cancelled <-chan struct{},
-	msg func(number uint64) ([]byte, []int)) (cudaipc.State, error) {
+	request func(number uint64) ([]byte, []int)) (cudaipc.State, error) {
 	call := &call{what: what, until: p.clock.Load() + p.ticks(limit), done: make(chan struct{})}
-	number, err := p.calls.add(call)
-	if err != nil {
-		return call.state, err
+	p.m.mu.Lock()
+	if p.over {
+		p.m.mu.Unlock()
+		return call.state, p.err()
 	}
-	b, fds := msg(number)
+	p.last++
+	number := p.last
+	p.calls[number] = call
+	p.m.mu.Unlock()
+	b, fds := request(number)
 	if err := p.post(what, b, fds); errors.Is(err, errNotSent) {
-		p.calls.take(number)
+		p.takeCall(number)
 		return call.state, fmt.Errorf("mover %s: %s: %w", p.m.opts.Name, what, err)
 	}
 	select {
 	case <-call.done:
 	case <-cancelled:
-		p.calls.shorten(number, p.clock.Load()+p.ticks(p.m.opts.Limits.Cancel))
+		p.m.mu.Lock()
+		call.until = min(call.until, p.clock.Load()+p.ticks(p.m.opts.Limits.Cancel))
+		p.m.mu.Unlock()
 		<-call.done
 	}
 	return call.state, call.err
@@ -277,18 +229,21 @@ func (p *process) openDevice() error {
 	return err
 }
 
-func (p *process) importPeer(im *cudaipc.Import) error {
-	_, err := p.call(fmt.Sprintf("import of peer %d", im.Peer), p.m.opts.Limits.Import, im.Cancelled,
-		func(number uint64) ([]byte, []int) { return putImport(number, im) })
+func (p *process) importPeer(of *peer, im *cudaipc.Import) error {
+	_, err := p.call("import of an engine's memory", p.m.opts.Limits.Import, im.Cancelled,
+		func(number uint64) ([]byte, []int) {
+			of.number = number
+			return putImport(number, im)
+		})
 	return err
 }
 
-// closePeer closes a peer. The end of the process counts as the close.
-func (p *process) closePeer(id cudaipc.PeerID) error {
+// closePeer closes a peer, or with allPeers the device. The end of the process counts as the close.
+func (p *process) closePeer(peer uint64) error {
 	p.closing.Add(1)
 	defer p.closing.Add(-1)
-	_, err := p.call(fmt.Sprintf("close of peer %d", id), p.m.opts.Limits.Close, nil,
-		func(number uint64) ([]byte, []int) { return pack(nil, msgClose, number, id), nil })
+	_, err := p.call("close of an engine's memory", p.m.opts.Limits.Close, nil,
+		func(number uint64) ([]byte, []int) { return pack(nil, msgClose, number, peer), nil })
 	if errors.As(err, new(*cudaipc.LostError)) {
 		return nil
 	}
@@ -296,16 +251,16 @@ func (p *process) closePeer(id cudaipc.PeerID) error {
 }
 
 // release closes a peer, if need be with the process.
-func (p *process) release(id cudaipc.PeerID) {
-	if err := p.closePeer(id); err != nil {
-		p.lose(cudaipc.LostCall, fmt.Errorf("close of peer %d: %w", id, err))
+func (p *process) release(peer uint64) {
+	if err := p.closePeer(peer); err != nil {
+		p.lose(cudaipc.LostCall, fmt.Errorf("close: %w", err))
 		<-p.reaped
 	}
 }
 
-func (p *process) poll(w cudaipc.Wait) (cudaipc.State, error) {
+func (p *process) poll(peer uint64, w cudaipc.Wait) (cudaipc.State, error) {
 	s, err := p.call("poll", p.m.opts.Limits.Poll, nil,
-		func(number uint64) ([]byte, []int) { return pack(nil, msgPoll, number, &w), nil })
+		func(number uint64) ([]byte, []int) { return pack(nil, msgPoll, number, &pollHead{peer, w}), nil })
 	if errors.As(err, new(*cudaipc.LostError)) {
 		err = fmt.Errorf("%w: %w", err, cudaipc.ErrPeer)
 	}

@@ -3,7 +3,6 @@ package mover
 import (
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
@@ -12,55 +11,72 @@ import (
 var copyBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // Copy checks a copy and sends it to the mover.
-func (m *Mover) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
-	var proc *process
-	t, err := m.table.Copy(c, m.opts.ArenaSize, func(p *peer, f *cudaipc.Flight) { proc = p.begin(f) })
+func (p *peer) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	var number uint64
+	t, err := p.StartCopy(c, p.process.m.opts.ArenaSize, func(f *cudaipc.Flight) (err error) {
+		number, err = p.begin(f, int(c.Dir))
+		return err
+	})
 	if err == nil {
 		buffer := copyBuffers.Get().(*[]byte)
 		defer copyBuffers.Put(buffer)
-		*buffer = putCopy(*buffer, t, c)
-		_ = proc.post("copy", *buffer, nil) // if it fails the process ends, and the copy with it
+		*buffer = putCopy(*buffer, number, p.number, c)
+		_ = p.process.post("copy", *buffer, nil) // if it fails the process ends, and the copy with it
 	}
 	return t, err
 }
 
 // Sum checks a sample and sends it to the mover.
-func (m *Mover) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
-	var proc *process
-	t, err := m.table.Sum(s, func(p *peer, f *cudaipc.Flight) { proc = p.begin(f) })
+func (p *peer) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	var number uint64
+	t, err := p.StartSum(s, func(f *cudaipc.Flight) (err error) {
+		number, err = p.begin(f, sampleLane)
+		return err
+	})
 	if err == nil {
-		_ = proc.post("sum", pack(nil, msgSum, uint64(t), s), nil) // as in Copy
+		_ = p.process.post("sum", pack(nil, msgSum, number, &sumHead{p.number, s}), nil) // as in Copy
 	}
 	return t, err
 }
 
-// begin notes that a flight was submitted. The table is locked, but supervise reads without it:
-// pending last.
-func (p *peer) begin(f *cudaipc.Flight) *process {
-	l := p.lane(f)
-	if l.pending.Load() == 0 {
-		l.since.Store(p.process.clock.Load())
-	}
-	l.pending.Add(1)
-	return p.process
+// flight is a copy or a sample that its process has, and the peer's lane that it is in.
+type flight struct {
+	*cudaipc.Flight
+	lane *lane
 }
 
-// finish ends the copy of a ticket with the mover's answer.
-func (p *process) finish(t cudaipc.Ticket, d cudaipc.Done) error {
-	err := p.m.table.Finish(t, d, func(of *peer, f *cudaipc.Flight) {
-		l := of.lane(f)
-		l.pending.Add(-1)
-		l.since.Store(p.clock.Load())
-	})
-	if err != nil {
-		return fmt.Errorf("%w: %w", errWire, err)
+// begin notes that a flight is submitted, and numbers it.
+func (p *peer) begin(f *cudaipc.Flight, of int) (number uint64, err error) {
+	proc := p.process
+	proc.m.mu.Lock()
+	defer proc.m.mu.Unlock()
+	if proc.over {
+		return 0, fmt.Errorf("%w: %w", proc.err(), cudaipc.ErrPeer)
 	}
+	l := &p.lanes[of]
+	if l.pending == 0 {
+		l.since = proc.clock.Load()
+	}
+	l.pending++
+	proc.last++
+	proc.flights[proc.last] = flight{f, l}
+	return proc.last, nil
+}
+
+// finish ends a flight with the mover's answer: its caller may use the memory of the copy again.
+func (p *process) finish(number uint64, d cudaipc.Done) error {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	f, found := p.flights[number]
+	if !found || !f.Fits(&d) {
+		return fmt.Errorf("end of copy %d, with %d bad and %d sums: %w", number, len(d.Bad), len(d.Sums), errWire)
+	}
+	delete(p.flights, number)
+	f.lane.pending--
+	f.lane.since = p.clock.Load()
+	f.End = d
+	f.Finish()
 	return nil
-}
-
-// Done waits for a copy. With timeout 0 or less it only looks.
-func (m *Mover) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	return m.table.Done(t, timeout)
 }
 
 // A peer has a lane for each direction of copies, and one for samples.
@@ -69,39 +85,19 @@ const (
 	lanes      = 3
 )
 
-func (p *peer) lane(f *cudaipc.Flight) *lane {
-	if f.Copy == nil {
-		return &p.lanes[sampleLane]
-	}
-	return &p.lanes[f.Copy.Dir]
-}
-
 // Poll answers a wait now. It reads the peer's words itself. It asks the mover for an event of a
 // GPU, and only if the step word has been reached: before that the answer does not depend on it.
-func (m *Mover) Poll(w cudaipc.Wait) (cudaipc.State, error) {
-	p, s, ask, err := m.readWords(&w)
+func (p *peer) Poll(w cudaipc.Wait) (s cudaipc.State, err error) {
+	if !p.asks {
+		return p.Base.Poll(w)
+	}
+	ask := false
+	err = p.Use(func() (err error) {
+		s, ask, err = p.PollStep(w)
+		return err
+	})
 	if err != nil || !ask {
 		return s, err
 	}
-	return p.process.poll(w)
-}
-
-// readWords reads the words, and reports whether the device has to be asked.
-func (m *Mover) readWords(w *cudaipc.Wait) (p *peer, s cudaipc.State, ask bool, err error) {
-	m.table.RLock()
-	defer m.table.RUnlock()
-	if p, err = m.table.PeerLocked(w.Peer); err != nil {
-		return p, s, false, err
-	}
-	if p.asks {
-		s, ask, err = p.PollStep(w)
-	} else {
-		s, err = p.Poll(w)
-	}
-	return p, s, ask, err
-}
-
-// SetWord writes a word of a peer's sync region, which this side has mapped too.
-func (m *Mover) SetWord(id cudaipc.PeerID, off, value uint64) error {
-	return m.table.SetWord(id, off, value)
+	return p.process.poll(p.number, w)
 }

@@ -27,7 +27,7 @@ func openHeld(t *testing.T, limits mover.Limits) (m *fixture, held heldCopies, d
 	}
 	im, gone, result := m.imports(1), make(chan struct{}), make(chan error, 1)
 	im.Cancelled = gone
-	go func() { result <- m.mover.Import(im) }()
+	go func() { result <- m.imported(1, im) }()
 	devicetest.Until(t, "the driver opens the memory", func() bool {
 		text, err := os.ReadFile(list)
 		return err == nil && strings.Contains(string(text), "cuIpcOpenMemHandle")

@@ -70,12 +70,12 @@ func hung(step string) mover.Limits {
 // engine for all. The end of the mover may go wrong.
 func newCUDAFixture(t *testing.T, engine devicetest.Engine, limits mover.Limits, env ...string) *fixture {
 	t.Helper()
-	m := &fixture{t: t, engine: engine, lost: map[cudaipc.PeerID][]error{}}
+	m := &fixture{t: t, engine: engine, peers: map[int]cudaipc.Peer{}, lost: map[int][]error{}}
 	m.mover, m.arena = devicetest.OpenMover(t, devicetest.MinArena, func(o *mover.Options) {
 		o.Device, o.Limits = cudaipc.CUDADevice, limits
 		o.Env = append(slices.Clone(o.Env), env...)
 	})
-	t.Cleanup(func() { _ = m.mover.Close(cudaipc.AllPeers) })
+	t.Cleanup(func() { _ = m.mover.Close() })
 	return m
 }
 
@@ -119,7 +119,7 @@ func (m *fixture) info() cudaipc.CUDAInfo { return *m.mover.Movers()[0].GPU }
 // loneCopy returns a copy of one run, which is a single call, from and to the same offset.
 func loneCopy(dir cudaipc.Direction) *cudaipc.Copy {
 	return &cudaipc.Copy{
-		Peer: 1, Dir: dir, Sum: true, Blocks: []cudaipc.Block{{Runs: 1}},
+		Dir: dir, Sum: true, Blocks: []cudaipc.Block{{Runs: 1}},
 		Runs: []cudaipc.Run{{Region: cudaipc.RegionID(dir) + 1, Len: 5000}},
 	}
 }
@@ -128,7 +128,7 @@ func loneCopy(dir cudaipc.Direction) *cudaipc.Copy {
 // offsets.
 func eachPathCopy(dir cudaipc.Direction) *cudaipc.Copy {
 	const blocks, size = 4, regionSize / 4
-	c := &cudaipc.Copy{Peer: 1, Dir: dir, Sum: true}
+	c := &cudaipc.Copy{Dir: dir, Sum: true}
 	for b := range int64(blocks) {
 		runs := len(c.Runs)
 		add := func(off int64, n uint32) {
@@ -153,7 +153,7 @@ func eachPathCopy(dir cudaipc.Direction) *cudaipc.Copy {
 func (p *faultPlan) copies(dir cudaipc.Direction, there func() []byte) error {
 	p.t.Helper()
 	for _, c := range []*cudaipc.Copy{eachPathCopy(dir), loneCopy(dir)} {
-		ticket, err := p.mover.Copy(c)
+		ticket, err := p.peer(1).Copy(c)
 		if err != nil {
 			return err
 		}
@@ -205,14 +205,13 @@ func (p *faultPlan) scatter() error {
 func (p *faultPlan) sample() error {
 	const half = regionSize / 2
 	s := &cudaipc.Sample{
-		Peer:   1,
 		Within: cudaipc.MaxSampleWait,
 		Blocks: []cudaipc.SampleBlock{{Block: 0}, {Block: 1, Seed: 5}},
 	}
 	for i := range uint64(2) {
 		s.Pieces = append(s.Pieces, cudaipc.Piece{Region: 1, Offset: i * half / 2, Stride: half, Bytes: half / 2})
 	}
-	ticket, err := p.mover.Sum(s)
+	ticket, err := p.peer(1).Sum(s)
 	if err != nil {
 		return err
 	}
@@ -227,7 +226,7 @@ func (p *faultPlan) sample() error {
 }
 
 func (p *faultPlan) ask() error {
-	s, err := p.mover.Poll(cudaipc.Wait{Peer: 1, Revoke: cudaipc.None, Step: 4})
+	s, err := p.peer(1).Poll(cudaipc.Wait{Revoke: cudaipc.None, Step: 4})
 	if err == nil && !s.Fired {
 		p.t.Fatal("an event that has fired is said not to have")
 	}
@@ -243,7 +242,7 @@ type faultEnd struct {
 // run goes as far as it can.
 func (p *faultPlan) run() faultEnd {
 	p.t.Helper()
-	if err := p.mover.Import(p.imports(1)); err != nil {
+	if err := p.imported(1, p.imports(1)); err != nil {
 		return faultEnd{"import", err}
 	}
 	p.pinned()
@@ -252,7 +251,7 @@ func (p *faultPlan) run() faultEnd {
 		do   func() error
 	}{
 		{"poll", p.ask}, {"gather", p.gather}, {"scatter", p.scatter}, {"sample", p.sample},
-		{"close", func() error { return p.mover.Close(1) }},
+		{"close", func() error { return p.peer(1).Close() }},
 	} {
 		if err := step.do(); err != nil {
 			return faultEnd{step.name, err}
@@ -275,7 +274,7 @@ func faultRun(t *testing.T, engine devicetest.Engine, limits mover.Limits, env .
 func (p *faultPlan) again(end faultEnd) {
 	p.t.Helper()
 	if end.step != "import" && end.step != "" {
-		if err := p.mover.Close(1); err != nil {
+		if err := p.peer(1).Close(); err != nil {
 			p.t.Fatalf("close after the fault: %v", err)
 		}
 	}
@@ -292,7 +291,7 @@ func called(t *testing.T, engine devicetest.Engine) map[string]int {
 	if end.step != "" {
 		t.Fatalf("without a fault: %s: %v", end.step, end.err)
 	}
-	if err := p.mover.Close(cudaipc.AllPeers); err != nil { // so that its last calls are made
+	if err := p.mover.Close(); err != nil { // so that its last calls are made
 		t.Fatal(err)
 	}
 	return readCalls(t, list)
@@ -345,7 +344,7 @@ func (p *faultPlan) holds(cost, name string, end faultEnd) {
 	case costsMover:
 		step = end.step
 	case costsEnd:
-		step, end.err = "", p.mover.Close(cudaipc.AllPeers)
+		step, end.err = "", p.mover.Close()
 	}
 	silent := cost != costsNothing && cost != costsMover && (end.err == nil || !strings.Contains(end.err.Error(), says))
 	if replaced != (cost == costsMover) || end.step != step || silent {
@@ -445,7 +444,7 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 				m.attach(1)
 				clear(m.arena[:regionSize])
 				held.hold()
-				ticket, err := m.mover.Copy(eachPathCopy(dir))
+				ticket, err := m.peer(1).Copy(eachPathCopy(dir))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -462,7 +461,7 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 				if d.Err == nil {
 					t.Error("the end of the copy does not say that its engine died meanwhile")
 				}
-				if err := m.mover.Close(1); err != nil {
+				if err := m.peer(1).Close(); err != nil {
 					t.Errorf("Close: %v", err)
 				}
 			})

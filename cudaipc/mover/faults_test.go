@@ -41,7 +41,13 @@ const slowImport = 300 * time.Millisecond
 type faulty struct {
 	cudaipc.Device
 	fault string
-	two   sync.Map // tickets of peer 2
+	peers atomic.Int32 // imported so far
+}
+
+type faultyPeer struct {
+	cudaipc.Peer
+	of     *faulty
+	number int32
 }
 
 // openFaulty returns OpenMoved and the devices above.
@@ -70,9 +76,19 @@ type unseen struct {
 	lost atomic.Bool
 }
 
-func (u *unseen) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
-	u.lost.Store(true)
-	return u.Device.Copy(c)
+type unseenPeer struct {
+	cudaipc.Peer
+	of *unseen
+}
+
+func (u *unseen) Import(im cudaipc.Import) (cudaipc.Peer, error) {
+	p, err := u.Device.Import(im)
+	return &unseenPeer{p, u}, err
+}
+
+func (p *unseenPeer) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	p.of.lost.Store(true)
+	return p.Peer.Copy(c)
 }
 
 func (u *unseen) Info() (i cudaipc.CUDAInfo) {
@@ -88,60 +104,57 @@ func (f *faulty) is(fault string) {
 	}
 }
 
-func (f *faulty) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
-	f.is(hangsInCopy)
-	t, err := f.Device.Copy(c)
-	if c.Peer == 2 {
-		f.two.Store(t, nil)
-	}
-	return t, err
-}
-
-func (f *faulty) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
-	f.is(hangsInSum)
-	return f.Device.Sum(s)
-}
-
-func (f *faulty) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	f.is(hangsInDone)
-	if _, two := f.two.Load(t); two {
-		f.is(hangsForTwo)
-	}
-	if f.fault == losesItself {
-		return cudaipc.Done{}, false, fmt.Errorf("on purpose: %w", cudaipc.ErrLost)
-	}
-	return f.Device.Done(t, timeout)
-}
-
-func (f *faulty) Import(im cudaipc.Import) error {
+func (f *faulty) Import(im cudaipc.Import) (cudaipc.Peer, error) {
 	f.is(hangsInImport)
 	if f.fault == slowInImport {
 		time.Sleep(slowImport)
 	}
-	return f.Device.Import(im)
+	p, err := f.Device.Import(im)
+	return &faultyPeer{p, f, f.peers.Add(1)}, err
 }
 
-func (f *faulty) Close(p cudaipc.PeerID) error {
-	f.is(hangsInClose)
-	return f.Device.Close(p)
+func (p *faultyPeer) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	p.of.is(hangsInCopy)
+	ticket, err := p.Peer.Copy(c)
+	return func(timeout time.Duration) (cudaipc.Done, bool, error) {
+		p.of.is(hangsInDone)
+		if p.number == 2 {
+			p.of.is(hangsForTwo)
+		}
+		if p.of.fault == losesItself {
+			return cudaipc.Done{}, false, fmt.Errorf("on purpose: %w", cudaipc.ErrLost)
+		}
+		return ticket(timeout)
+	}, err
 }
 
-func (f *faulty) Poll(w cudaipc.Wait) (cudaipc.State, error) {
-	f.is(hangsInPoll)
-	s, err := f.Device.Poll(w)
-	s.Fired = s.Fired && (f.fault != firesForAStep || w.Step > 0)
+func (p *faultyPeer) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+	p.of.is(hangsInSum)
+	return p.Peer.Sum(s)
+}
+
+func (p *faultyPeer) Close() error {
+	p.of.is(hangsInClose)
+	return p.Peer.Close()
+}
+
+func (p *faultyPeer) Poll(w cudaipc.Wait) (cudaipc.State, error) {
+	p.of.is(hangsInPoll)
+	s, err := p.Peer.Poll(w)
+	s.Fired = s.Fired && (p.of.fault != firesForAStep || w.Step > 0)
 	return s, err
 }
 
-// fixture is a mover under test, with one engine of 8 MiB as peer 1.
+// fixture is a mover under test, with one engine of 8 MiB, which may be several peers.
 type fixture struct {
 	t      *testing.T
 	mover  *mover.Mover
 	arena  []byte
 	engine devicetest.Engine
 
-	mu   sync.Mutex
-	lost map[cudaipc.PeerID][]error
+	mu    sync.Mutex
+	peers map[int]cudaipc.Peer
+	lost  map[int][]error
 }
 
 const regionSize = 8 << 20
@@ -155,7 +168,7 @@ var longLimits = mover.Limits{
 
 func newFixture(t *testing.T, change func(*mover.Options)) *fixture {
 	t.Helper()
-	m := &fixture{t: t, lost: map[cudaipc.PeerID][]error{}}
+	m := &fixture{t: t, peers: map[int]cudaipc.Peer{}, lost: map[int][]error{}}
 	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, func(o *mover.Options) {
 		o.Limits = longLimits
 		if change != nil {
@@ -170,9 +183,9 @@ func newFixture(t *testing.T, change func(*mover.Options)) *fixture {
 	return m
 }
 
-func (m *fixture) imports(id cudaipc.PeerID) cudaipc.Import {
+func (m *fixture) imports(id int) cudaipc.Import {
 	m.t.Helper()
-	im, err := m.engine.Import(id)
+	im, err := m.engine.Import()
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -184,11 +197,30 @@ func (m *fixture) imports(id cudaipc.PeerID) cudaipc.Import {
 	return im
 }
 
-func (m *fixture) attach(id cudaipc.PeerID) {
-	m.t.Helper()
-	if err := m.mover.Import(m.imports(id)); err != nil {
-		m.t.Fatalf("Import: %v", err)
+// imported imports a peer, until the test's end.
+func (m *fixture) imported(id int, im cudaipc.Import) error {
+	p, err := m.mover.Import(im)
+	if err != nil {
+		return err
 	}
+	m.t.Cleanup(func() { _ = p.Close() }) // again, if the test has closed it
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.peers[id] = p
+	return nil
+}
+
+func (m *fixture) attach(id int) {
+	m.t.Helper()
+	if err := m.imported(id, m.imports(id)); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *fixture) peer(id int) cudaipc.Peer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.peers[id]
 }
 
 func (m *fixture) pid() int {
@@ -200,16 +232,16 @@ func (m *fixture) pid() int {
 	return pid
 }
 
-func (m *fixture) submit(id cudaipc.PeerID, copies int) (tickets []cudaipc.Ticket) {
+func (m *fixture) submit(id int, copies int) (tickets []cudaipc.Ticket) {
 	m.t.Helper()
 	const blocks, n = 32, regionSize / 32
 	for range copies {
-		c := &cudaipc.Copy{Peer: id, Sum: true}
+		c := &cudaipc.Copy{Sum: true}
 		for b := range blocks {
 			c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(b) * n, ArenaOff: int64(b) * n, Len: n})
 			c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
 		}
-		ticket, err := m.mover.Copy(c)
+		ticket, err := m.peer(id).Copy(c)
 		if err != nil {
 			m.t.Fatalf("Copy: %v", err)
 		}
@@ -220,7 +252,7 @@ func (m *fixture) submit(id cudaipc.PeerID, copies int) (tickets []cudaipc.Ticke
 
 func (m *fixture) done(ticket cudaipc.Ticket) cudaipc.Done {
 	m.t.Helper()
-	d, ok, err := m.mover.Done(ticket, testTimeout)
+	d, ok, err := ticket(testTimeout)
 	if err != nil || !ok {
 		m.t.Fatalf("Done = %v, %v after %v", ok, err, testTimeout)
 	}
@@ -234,7 +266,7 @@ func (m *fixture) works() {
 	if d := m.done(m.submit(1, 1)[0]); d.Err != nil {
 		m.t.Fatalf("copy: %v", d.Err)
 	}
-	if err := m.mover.Close(1); err != nil {
+	if err := m.peer(1).Close(); err != nil {
 		m.t.Fatalf("Close: %v", err)
 	}
 }
@@ -243,10 +275,10 @@ func (m *fixture) works() {
 func gone(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
 
 // expectLost checks a lost peer against Import.Lost, and closes it.
-func (m *fixture) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
+func (m *fixture) expectLost(id int, reason cudaipc.LossReason) {
 	m.t.Helper()
-	_, err := m.mover.Copy(&cudaipc.Copy{Peer: id})
-	_, polled := m.mover.Poll(cudaipc.Wait{Peer: id, Event: 0, Revoke: 0})
+	_, err := m.peer(id).Copy(&cudaipc.Copy{})
+	_, polled := m.peer(id).Poll(cudaipc.Wait{Event: 0, Revoke: 0})
 	for what, err := range map[string]error{"Copy": err, "Poll": polled} {
 		var lost *cudaipc.LostError
 		if !errors.Is(err, cudaipc.ErrPeer) || !errors.As(err, &lost) || lost.Reason != reason {
@@ -254,7 +286,7 @@ func (m *fixture) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
 		}
 	}
 	m.told(id)
-	if err := m.mover.Close(id); err != nil {
+	if err := m.peer(id).Close(); err != nil {
 		m.t.Errorf("Close of a lost peer: %v", err)
 	}
 	if n := m.mover.Movers()[0].Lost[reason]; n != 1 {
@@ -263,7 +295,7 @@ func (m *fixture) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
 }
 
 // told waits until the loss of a peer is reported, once.
-func (m *fixture) told(id cudaipc.PeerID) {
+func (m *fixture) told(id int) {
 	m.t.Helper()
 	devicetest.Until(m.t, fmt.Sprintf("the loss of peer %d is told", id), func() bool {
 		m.mu.Lock()

@@ -46,9 +46,9 @@ func TestMoverImportsGarbage(t *testing.T) {
 			im.Sync.StepOff, im.Sync.RevokeOff, im.Sync.Events = odd(), odd(), uint32(odd())
 		}
 		im.Pid = []int{0, -1, 1, im.Pid, 1 << 30}[random.IntN(5)]
-		if m.mover.Import(im) == nil {
+		if m.imported(1, im) == nil {
 			opened++
-			if err := m.mover.Close(1); err != nil {
+			if err := m.peer(1).Close(); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -11,18 +11,9 @@ import (
 // TestFirstCopyAfterAPauseIsNotOverdue checks a mover's limits while copies begin and end after
 // long pauses.
 func TestFirstCopyAfterAPauseIsNotOverdue(t *testing.T) {
-	p := &process{m: &Mover{opts: Options{Limits: DefaultLimits}}}
+	p := &process{m: &Mover{opts: Options{Limits: DefaultLimits}}, flights: map[uint64]flight{}}
 	p.m.opts.Limits.Ping = math.MaxInt64 / 2
-	p.m.table.Init()
-	p.calls.init()
 	one := &peer{process: p}
-	if err := one.Prepare(&cudaipc.Import{Peer: 1}); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.m.table.Add(one); err != nil {
-		t.Fatal(err)
-	}
-	f := &cudaipc.Flight{Copy: &cudaipc.Copy{}}
 	stop := make(chan struct{})
 	defer close(stop)
 	go func() {
@@ -33,8 +24,14 @@ func TestFirstCopyAfterAPauseIsNotOverdue(t *testing.T) {
 			default:
 			}
 			p.clock.Add(1 + p.ticks(DefaultLimits.Copy))
-			one.begin(f)
-			one.lane(f).pending.Add(-1)
+			number, err := one.begin(&cudaipc.Flight{}, 0)
+			if err != nil {
+				panic(err)
+			}
+			p.m.mu.Lock()
+			delete(p.flights, number)
+			one.lanes[0].pending--
+			p.m.mu.Unlock()
 		}
 	}()
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {

@@ -54,7 +54,7 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 	}
 	m.expectLost(1, cudaipc.LostCrash)
 	m.told(2)
-	if err := m.mover.Close(2); err != nil {
+	if err := m.peer(2).Close(); err != nil {
 		t.Error(err)
 	}
 	m.works()
@@ -87,7 +87,7 @@ func TestStoppedMoverLetsGo(t *testing.T) {
 	for name, happens := range map[string]func(*fixture){
 		"dead":             func(m *fixture) { m.engine.Kill() },
 		"dead with a copy": func(m *fixture) { m.submit(1, 1); m.engine.Kill() },
-		"closed":           func(m *fixture) { go func() { _ = m.mover.Close(1) }() },
+		"closed":           func(m *fixture) { go func() { _ = m.peer(1).Close() }() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait most of the time
@@ -127,7 +127,7 @@ func TestStoppedMoverIsWaitedFor(t *testing.T) {
 	if d := m.done(m.submit(1, 1)[0]); d.Err != nil {
 		t.Error(d.Err)
 	}
-	if err := m.mover.Close(1); err != nil {
+	if err := m.peer(1).Close(); err != nil {
 		t.Error(err)
 	}
 }
@@ -177,8 +177,8 @@ func TestSlowListenerCostsNothing(t *testing.T) {
 	m.attach(1)
 	<-waits
 	m.attach(2)
-	for id := range cudaipc.PeerID(2) {
-		if err := m.mover.Close(id + 1); err != nil {
+	for id := range 2 {
+		if err := m.peer(id + 1).Close(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -198,11 +198,8 @@ func TestMoverHangs(t *testing.T) {
 		t.Parallel()
 		m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Import = hangsInImport, time.Second })
 		var lost *cudaipc.LostError
-		if err := m.mover.Import(m.imports(1)); !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
+		if err := m.imported(1, m.imports(1)); !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
 			t.Errorf("Import: %v, want the loss of the mover by its limit", err)
-		}
-		if err := m.mover.Close(1); !errors.Is(err, cudaipc.ErrPeer) {
-			t.Errorf("Close of a peer that was not imported: %v, want ErrPeer", err)
 		}
 	})
 	t.Run("Close", func(t *testing.T) {
@@ -211,7 +208,7 @@ func TestMoverHangs(t *testing.T) {
 		m.attach(1)
 		m.attach(2)
 		pid := m.pid()
-		if err := m.mover.Close(1); err != nil || !gone(pid) {
+		if err := m.peer(1).Close(); err != nil || !gone(pid) {
 			t.Errorf("Close: %v, the mover is gone: %v", err, gone(pid))
 		}
 		m.expectLost(2, cudaipc.LostCall)
@@ -222,7 +219,7 @@ func TestMoverHangs(t *testing.T) {
 			o.Device, o.AskEvents, o.Limits.Poll = hangsInPoll, true, time.Second
 		})
 		m.attach(1)
-		if _, err := m.mover.Poll(cudaipc.Wait{Peer: 1, Event: 0, Revoke: 0}); !errors.Is(err, cudaipc.ErrPeer) {
+		if _, err := m.peer(1).Poll(cudaipc.Wait{Event: 0, Revoke: 0}); !errors.Is(err, cudaipc.ErrPeer) {
 			t.Errorf("Poll: %v, want ErrPeer", err)
 		}
 		m.expectLost(1, cudaipc.LostCall)
@@ -236,14 +233,14 @@ func testHangingSum(t *testing.T) {
 	m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Copy = hangsInSum, time.Second })
 	m.attach(1)
 	pid := m.pid()
-	ticket, err := m.mover.Sum(&cudaipc.Sample{
-		Peer: 1, Within: time.Millisecond, Pieces: []cudaipc.Piece{{Region: 1, Bytes: 4096}},
+	ticket, err := m.peer(1).Sum(&cudaipc.Sample{
+		Within: time.Millisecond, Pieces: []cudaipc.Piece{{Region: 1, Bytes: 4096}},
 		Blocks: []cudaipc.SampleBlock{{}, {}},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.mover.Close(1); !errors.Is(err, cudaipc.ErrBusy) {
+	if err := m.peer(1).Close(); !errors.Is(err, cudaipc.ErrBusy) {
 		t.Errorf("Close while the peer is summed: %v, want ErrBusy", err)
 	}
 	if d := m.done(ticket); d.Err == nil || len(d.Bad) != 2 || !d.Bad[0] || !d.Bad[1] || !gone(pid) {
@@ -271,7 +268,7 @@ func TestMoverBacksOff(t *testing.T) {
 		o.Device, o.Limits.Steady, o.Limits.Again, o.Limits.AtMost = doesNotOpen, time.Hour, time.Hour, time.Hour
 	})
 	for try := range 3 {
-		err := m.mover.Import(m.imports(1))
+		err := m.imported(1, m.imports(1))
 		if !errors.Is(err, cudaipc.ErrNoCUDA) {
 			t.Fatalf("%d: %v, want the device's own error", try, err)
 		}

@@ -32,7 +32,6 @@ type Options struct {
 	AskEvents bool
 	Command   []string // of the process; nil: this binary, with the argument "mover"
 	Env       []string // besides this process's
-	Node      int      // NUMA node to bind the process to, its processors and its memory; below 0: none
 	Limits    Limits
 	// Kill replaces the kill of a process in tests, for one that does not end, also at this one's
 	// death; nil: SIGKILL.
@@ -40,9 +39,9 @@ type Options struct {
 	deathSignal unix.Signal // that a process gets at the death of this one
 }
 
-// ForGPU returns the options of the mover of one GPU: its name, and its NUMA node if known.
+// ForGPU returns the options of the mover of one GPU.
 func (o Options) ForGPU(gpu cudaipc.UUID) Options {
-	o.Name, o.Device, o.GPU, o.Node = gpu.String(), cudaipc.CUDADevice, gpu, node.NUMANode(gpu)
+	o.Name, o.Device, o.GPU = gpu.String(), cudaipc.CUDADevice, gpu
 	o.Env = append(slices.Clone(o.Env), node.GPUEnv(gpu)...)
 	return o
 }
@@ -105,8 +104,8 @@ type Mover struct {
 	starters sync.WaitGroup // starts that imports asked for, cancelled or not
 	requests atomic.Uint64
 
-	table cudaipc.Table[*peer]
-	mu    struct { // taken before the table's lock
+	peers cudaipc.Peers
+	mu    struct { // of its processes, too
 		sync.RWMutex
 		process *process // nil: none runs
 		closed  bool
@@ -116,7 +115,7 @@ type Mover struct {
 
 var _ cudaipc.Device = (*Mover)(nil)
 
-// New makes a mover, whose process Start or the first Import starts. Close(AllPeers) frees it.
+// New makes a mover, whose process Start or the first Import starts. Close frees it.
 func New(o Options) (*Mover, error) {
 	arena, err := unix.FcntlInt(uintptr(o.ArenaFD), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -130,7 +129,6 @@ func New(o Options) (*Mover, error) {
 	}
 	o.Limits.fill()
 	m := &Mover{opts: o, arena: arena}
-	m.table.Init()
 	m.mu.history.lost = map[cudaipc.LossReason]uint64{}
 	for _, reason := range cudaipc.LossReasons {
 		m.mu.history.lost[reason] = 0
@@ -138,26 +136,12 @@ func New(o Options) (*Mover, error) {
 	return m, nil
 }
 
-// Close closes a peer, or with AllPeers the device and its process.
-func (m *Mover) Close(id cudaipc.PeerID) error {
-	if id == cudaipc.AllPeers {
-		return m.closeAll()
-	}
-	closing, err := m.table.Take(id, false)
-	for _, p := range closing {
-		p.process.release(id)
-		p.Close()
-	}
-	return err
-}
-
-// closeAll ends the process in order: it closes its regions and answers before it exits.
-func (m *Mover) closeAll() error {
+// Close ends the process in order: it closes its device and answers before it exits.
+func (m *Mover) Close() (err error) {
 	m.starters.Wait()
 	m.starting.Lock()
 	defer m.starting.Unlock()
-	closing, err := m.table.Take(cudaipc.AllPeers, false)
-	if err != nil {
+	if err := m.peers.Close(); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -168,8 +152,5 @@ func (m *Mover) closeAll() error {
 		err = proc.quit()
 	}
 	m.processes.Wait()
-	for _, p := range closing {
-		p.Close()
-	}
 	return errors.Join(err, unix.Close(m.arena))
 }

@@ -9,20 +9,24 @@ import (
 // peer is a peer whose regions are open in a mover. Here it has the sizes of the regions, to check
 // runs by, and the mapped sync words.
 type peer struct {
-	cudaipc.Peer
+	cudaipc.Base
 	asks    bool        // its events are asked in the mover
 	lost    func(error) // Import.Lost
 	process *process
-	lanes   [lanes]lane
+	number  uint64      // in its process: that of the import's request
+	lanes   [lanes]lane // under Mover.mu
 }
 
 // Import opens the regions of a peer in the mover, all or none.
-func (m *Mover) Import(im cudaipc.Import) error {
+func (m *Mover) Import(im cudaipc.Import) (cudaipc.Peer, error) {
 	defer im.CloseAll()
 	p := &peer{asks: m.opts.AskEvents || im.OnGPU(), lost: im.Lost}
-	err := p.Prepare(&im)
-	if err == nil {
-		err = viewRegions(&p.Peer, &im)
+	err := m.peers.Enter()
+	if err != nil {
+		return nil, err
+	}
+	if err = p.Prepare(&im); err == nil {
+		err = viewRegions(&p.Base, &im)
 	}
 	if err == nil && im.Pid > 0 {
 		_ = p.Watch() // the device reports a process that is not there
@@ -31,44 +35,58 @@ func (m *Mover) Import(im cudaipc.Import) error {
 		p.process, err = m.aliveFor(&im)
 	}
 	if err == nil {
-		err = p.process.importPeer(&im)
+		err = p.process.importPeer(p, &im)
 	}
 	if err == nil {
 		if err = im.CheckCancelled(); err == nil {
-			err = m.add(p)
+			err = p.process.add(p)
 		}
 		if err != nil {
-			p.process.release(im.Peer)
+			p.process.release(p.number)
 		}
 	}
 	if err != nil {
-		p.Close()
+		p.Unmap()
+		m.peers.Leave()
+		return nil, err
 	}
-	return err
+	return p, nil
 }
 
 // add enters a peer, unless its process has ended.
-func (m *Mover) add(p *peer) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if p.process.over {
-		return p.process.err()
+func (p *process) add(one *peer) error {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	if p.over {
+		return p.err()
 	}
-	return m.table.Add(p)
+	p.peers[one] = struct{}{}
+	return nil
+}
+
+// Close closes a peer.
+func (p *peer) Close() error {
+	if err := p.Shut(false); err != nil {
+		return err
+	}
+	p.process.release(p.number)
+	m := p.process.m
+	m.mu.Lock()
+	delete(p.process.peers, p)
+	m.mu.Unlock()
+	p.Unmap()
+	m.peers.Leave()
+	return nil
 }
 
 // viewRegions notes the sizes of a peer's regions, and maps the one that its words are in.
-func viewRegions(p *cudaipc.Peer, im *cudaipc.Import) error {
+func viewRegions(p *cudaipc.Base, im *cudaipc.Import) error {
 	cell := uint64(cudaipc.EventCell)
 	if im.OnGPU() {
 		cell = cudaipc.CUDAEventCell
 	}
 	for i := range im.Regions {
 		r := &im.Regions[i]
-		if len(r.Handle) > maxHandle {
-			return fmt.Errorf("region %d: handle of %d bytes, at most %d: %w", r.ID, len(r.Handle), maxHandle,
-				cudaipc.ErrRange)
-		}
 		if have := p.Regions[r.ID]; have != nil {
 			have.Size += r.Size // a further piece
 			continue

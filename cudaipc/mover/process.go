@@ -39,15 +39,22 @@ type process struct {
 	info      atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
 	informing sync.Mutex                       // over a call of Informed
 	begun     time.Time
-	bound     string // NUMA binding, or why there is none
-	over      bool   // under Mover.mu: its end is reported
 
-	calls   calls
+	// Under Mover.mu.
+	over    bool               // its end is reported
+	peers   map[*peer]struct{} // open
+	flights map[uint64]flight  // by number
+	calls   map[uint64]*call   // by number
+	last    uint64             // such number
+
 	closing atomic.Int32 // peers that are being closed
 }
 
 // lane counts the copies of one direction of a peer that are in its process.
-type lane struct{ pending, since atomic.Int64 } // since: the tick since which none has ended
+type lane struct {
+	pending int
+	since   int64 // the tick since which none has ended
+}
 
 func (m *Mover) alive() (*process, error) {
 	m.starting.Lock()
@@ -137,8 +144,8 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 	proc := &process{
 		m: m, conn: conn, begun: time.Now(),
 		ending: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
+		peers: map[*peer]struct{}{}, flights: map[uint64]flight{}, calls: map[uint64]*call{},
 	}
-	proc.calls.init()
 	c := m.opts.Command
 	proc.cmd = exec.Command(c[0], c[1:]...)
 	proc.cmd.Env = append(os.Environ(), m.opts.Env...)
@@ -152,11 +159,9 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 }
 
 // run owns the process. Its thread lives exactly as long as the process: the parent-death signal
-// comes at the death of the starting thread, and the thread may be bound to a node, which the
-// process inherits.
+// comes at the death of the starting thread.
 func (p *process) run(theirs *os.File, started chan<- error) {
 	runtime.LockOSThread()
-	p.bound = bindThread(p.m.opts.Node)
 	err := p.cmd.Start()
 	_ = theirs.Close() // the process has it
 	if err == nil {
@@ -177,7 +182,7 @@ func (p *process) run(theirs *os.File, started chan<- error) {
 
 // quit ends the process in order and returns when it is reaped.
 func (p *process) quit() error {
-	err := p.closePeer(cudaipc.AllPeers)
+	err := p.closePeer(allPeers)
 	p.quitting.Store(true)
 	p.conn.close()
 	if !cudaipc.ClosesWithin(p.reaped, endWait) {

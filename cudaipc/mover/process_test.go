@@ -73,23 +73,24 @@ func TestMoverHoldsTheProof(t *testing.T) {
 		}
 		im := m.imports(1)
 		im.Proof = pair[1]
-		if err := device.Import(im); err != nil {
+		peer, err := device.Import(im)
+		if err != nil {
 			t.Fatal(err)
 		}
-		ticket, err := device.Copy(&cudaipc.Copy{
-			Peer: 1, Runs: []cudaipc.Run{{Region: 1, Len: 4096}}, Blocks: []cudaipc.Block{{Runs: 1}},
+		ticket, err := peer.Copy(&cudaipc.Copy{
+			Runs: []cudaipc.Run{{Region: 1, Len: 4096}}, Blocks: []cudaipc.Block{{Runs: 1}},
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		// what would close it at the end of the import has run before a copy has ended
-		if d, ok, err := device.Done(ticket, testTimeout); !ok || err != nil || d.Err != nil {
+		if d, ok, err := ticket(testTimeout); !ok || err != nil || d.Err != nil {
 			t.Fatalf("%s: copy: %v, %v, %v", name, ok, err, d.Err)
 		}
 		if ended(t, pair[0], 0) {
 			t.Errorf("%s: the proof ended while the regions were open", name)
 		}
-		if err := device.Close(1); err != nil {
+		if err := peer.Close(); err != nil {
 			t.Fatal(err)
 		}
 		if !ended(t, pair[0], testTimeout) {
@@ -115,7 +116,7 @@ func TestRefusedImportClosesTheProof(t *testing.T) {
 		if spoil(&im); im.Regions[1].Kind == cudaipc.KindCUDA {
 			_ = unix.Close(im.Regions[1].FD)
 		}
-		if m.mover.Import(im) == nil {
+		if m.imported(1, im) == nil {
 			t.Errorf("Import refused %s: no error", name)
 		}
 		if !ended(t, pair[0], testTimeout) {
@@ -237,7 +238,7 @@ func TestMoverIsAlone(t *testing.T) {
 	if d := m.done(m.submit(1, 1)[0]); d.Err != nil || m.pid() != pid {
 		t.Errorf("after SIGINT, SIGTERM, SIGHUP and SIGQUIT: %v, process %d, was %d", d.Err, m.pid(), pid)
 	}
-	if err := m.mover.Close(1); err != nil {
+	if err := m.peer(1).Close(); err != nil {
 		t.Error(err)
 	}
 }
@@ -247,21 +248,21 @@ func TestMostRuns(t *testing.T) {
 	const run, runs = 64, regionSize / 64
 	m := newFixture(t, func(o *mover.Options) { o.Limits = mover.Limits{} })
 	m.attach(1)
-	c := &cudaipc.Copy{Peer: 1, Sum: true}
+	c := &cudaipc.Copy{Sum: true}
 	for i := range runs {
 		at := uint64(i) * 40503 % runs * run // all of them, out of order
 		c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: at, ArenaOff: int64(at), Len: run})
 		c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
 	}
-	back := &cudaipc.Copy{Peer: 1, Dir: cudaipc.Scatter, Runs: c.Runs[:1], Blocks: c.Blocks[:1]}
-	first, err := m.mover.Copy(c)
+	back := &cudaipc.Copy{Dir: cudaipc.Scatter, Runs: c.Runs[:1], Blocks: c.Blocks[:1]}
+	first, err := m.peer(1).Copy(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if d := m.done(first); d.Err != nil || len(d.Sums) != runs {
 		t.Fatalf("%v, %d sums of %d", d.Err, len(d.Sums), runs)
 	}
-	second, err := m.mover.Copy(back)
+	second, err := m.peer(1).Copy(back)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,23 +272,8 @@ func TestMostRuns(t *testing.T) {
 	if !bytes.Equal(m.arena[:regionSize], want) {
 		t.Error("the arena has other bytes than the region")
 	}
-	if err := m.mover.Close(1); err != nil {
+	if err := m.peer(1).Close(); err != nil {
 		t.Error(err)
-	}
-}
-
-// TestMoverIsBound expects a mover to be bound to its node and to report it, and with a node that
-// does not exist to report that and work.
-func TestMoverIsBound(t *testing.T) {
-	for node, want := range map[int]string{0: "node 0", 999: "node 999: not bound"} {
-		if _, err := os.Stat("/sys/devices/system/node/node0"); err != nil && node == 0 {
-			continue
-		}
-		m := newFixture(t, func(o *mover.Options) { o.Node = node })
-		m.works()
-		if got := m.mover.Movers()[0].Node; !strings.HasPrefix(got, want) {
-			t.Errorf("%q, want %q", got, want)
-		}
 	}
 }
 
@@ -303,7 +289,7 @@ func TestMoverIsToldTheStep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s, err := m.mover.Poll(cudaipc.Wait{Peer: 1, Revoke: cudaipc.None, Step: 1 << 40})
+	s, err := m.peer(1).Poll(cudaipc.Wait{Revoke: cudaipc.None, Step: 1 << 40})
 	if err != nil || !s.Fired || s.Step != 1<<40 {
 		t.Fatalf("%+v, %v: the step did not reach the device in the mover", s, err)
 	}

@@ -48,9 +48,9 @@ func (m *Mover) lastLoss() error {
 func (m *Mover) Movers() []cudaipc.MoverState {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	h, peers := &m.mu.history, m.table.All()
+	h := &m.mu.history
 	s := cudaipc.MoverState{
-		Name: m.opts.Name, Device: m.opts.Device, Peers: len(peers), Starts: h.starts,
+		Name: m.opts.Name, Device: m.opts.Device, Starts: h.starts,
 		Requests: m.requests.Load(), Lost: maps.Clone(h.lost),
 		NextStartMS: max(time.Until(h.notBefore).Milliseconds(), 0),
 	}
@@ -62,13 +62,9 @@ func (m *Mover) Movers() []cudaipc.MoverState {
 	}
 	s.Failing = m.mu.process == nil && h.row >= 2 && (h.opened > 0 || m.opts.GPU == (cudaipc.UUID{}))
 	if proc := m.mu.process; proc != nil && proc.cmd.Process != nil {
-		s.PID, s.Running, s.Node = proc.cmd.Process.Pid, true, proc.bound
+		s.PID, s.Running = proc.cmd.Process.Pid, true
 		s.UpSeconds = time.Since(proc.begun).Seconds()
-		for _, p := range peers {
-			if p.process == proc {
-				s.Copies += int(p.lanes[cudaipc.Gather].pending.Load() + p.lanes[cudaipc.Scatter].pending.Load())
-			}
-		}
+		s.Peers, s.Copies = len(proc.peers), len(proc.flights)
 		if info := proc.info.Load(); info != nil {
 			s.GPU = info
 		}
@@ -113,18 +109,17 @@ func (p *process) end() {
 	_ = p.conn.conn.SetReadDeadline(time.Now().Add(endWait)) // its other end is closed: read has no more to wait for
 	p.joined.Wait()
 	p.conn.close()
-	lost := p.m.remove(p)
-	p.calls.fail(p.err())
-	for _, one := range lost {
-		if one.lost != nil && !p.quitting.Load() {
+	p.m.remove(p)
+	for _, one := range p.open() {
+		if one.Lose(p.err()); one.lost != nil && !p.quitting.Load() {
 			one.lost(p.err())
 		}
 	}
 	close(p.ended)
 }
 
-// remove deletes a process, ends its copies and returns the peers that are lost with it.
-func (m *Mover) remove(proc *process) []*peer {
+// remove deletes a process and ends its copies and calls.
+func (m *Mover) remove(proc *process) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	proc.over = true
@@ -134,5 +129,13 @@ func (m *Mover) remove(proc *process) []*peer {
 	if !proc.quitting.Load() {
 		m.mu.history.loss(proc, &m.opts.Limits)
 	}
-	return m.table.Lose(func(p *peer) bool { return p.process == proc }, proc.err())
+	for _, f := range proc.flights {
+		f.Fail(proc.err())
+	}
+	for _, call := range proc.calls {
+		call.err = proc.err()
+		close(call.done)
+	}
+	clear(proc.flights)
+	clear(proc.calls)
 }

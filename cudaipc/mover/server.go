@@ -37,6 +37,7 @@ type server struct {
 	starts  chan func()    // of copies; while it is full, no more is read
 	last    sync.Map       // by inOrder: closed when the end of its last copy is sent
 
+	peers  sync.Map                       // cudaipc.Peer by number
 	opened atomic.Pointer[cudaipc.Device] // nil until the setup is done, and after the device was closed
 }
 
@@ -110,17 +111,17 @@ func (s *server) request(b []byte, fds []int) error {
 	case msgSum:
 		return s.sum(&m)
 	case msgPoll:
-		var w cudaipc.Wait
-		err := m.read(&w)
+		var head pollHead
+		err := m.read(&head)
 		if err == nil {
-			s.running.Go(func() { s.poll(m.number, w) })
+			s.running.Go(func() { s.poll(m.number, &head) })
 		}
 		return err
 	case msgClose:
-		var id cudaipc.PeerID
-		err := m.read(&id)
+		var peer uint64
+		err := m.read(&peer)
 		if err == nil {
-			s.running.Go(func() { s.answer(m.number, s.closePeer(id)) })
+			s.running.Go(func() { s.answer(m.number, s.closePeer(peer)) })
 		}
 		return err
 	}
@@ -137,7 +138,7 @@ func (s *server) lost(err error) bool {
 	if !errors.Is(err, cudaipc.ErrLost) {
 		return false
 	}
-	_ = s.send(pack(nil, msgLost, 0, err.Error()))
+	_ = s.send(pack(nil, msgInfo, 0, cudaipc.CUDAInfo{Lost: err.Error()}))
 	return true
 }
 
@@ -146,14 +147,6 @@ func (s *server) answer(number uint64, err error) {
 	if !s.lost(err) {
 		_ = s.send(pack(nil, msgAnswer, number, &answer{Err: carried(err)}))
 	}
-}
-
-// device returns the device, or nil.
-func (s *server) device() cudaipc.Device {
-	if d := s.opened.Load(); d != nil {
-		return *d
-	}
-	return nil
 }
 
 // infoEvery is how often a mover sends the state of its device.
@@ -173,31 +166,59 @@ func (s *server) report(d interface{ Info() cudaipc.CUDAInfo }) {
 	}
 }
 
-func (s *server) poll(number uint64, w cudaipc.Wait) {
-	state, err := cudaipc.State{}, errNoSetup
-	if d := s.device(); d != nil {
-		state, err = d.Poll(w)
+// peer finds an open peer.
+func (s *server) peer(number uint64) (cudaipc.Peer, error) {
+	p, found := s.peers.Load(number)
+	if !found {
+		return nil, fmt.Errorf("peer %d: %w", number, cudaipc.ErrPeer)
+	}
+	return p.(cudaipc.Peer), nil
+}
+
+func (s *server) poll(number uint64, head *pollHead) {
+	p, err := s.peer(head.Peer)
+	state := cudaipc.State{}
+	if err == nil {
+		state, err = p.Poll(head.Wait)
 	}
 	if !s.lost(err) {
 		_ = s.send(pack(nil, msgAnswer, number, &answer{carried(err), state})) // as in answer
 	}
 }
 
-// closePeer closes a peer, or with AllPeers the device. It changes nothing if the device refuses.
-func (s *server) closePeer(id cudaipc.PeerID) error {
-	d := s.device()
+// closePeer closes a peer, or with allPeers the device. It changes nothing if the device refuses.
+func (s *server) closePeer(number uint64) error {
+	if number == allPeers {
+		return s.closeDevice()
+	}
+	p, err := s.peer(number)
+	if err == nil {
+		err = p.Close()
+	}
+	if err == nil {
+		s.peers.Delete(number)
+	}
+	return err
+}
+
+func (s *server) closeDevice() error {
+	d := s.opened.Load()
 	if d == nil {
 		return nil
 	}
-	err := d.Close(id)
-	if err == nil && id == cudaipc.AllPeers {
+	err := (*d).Close()
+	if err == nil {
 		s.opened.Store(nil)
 	}
 	return err
 }
 
-// end waits for requests and copies in flight, and closes the device.
+// end waits for requests and copies in flight, and closes everything.
 func (s *server) end() error {
 	s.running.Wait()
-	return s.closePeer(cudaipc.AllPeers)
+	var errs []error
+	for number := range s.peers.Range {
+		errs = append(errs, s.closePeer(number.(uint64)))
+	}
+	return errors.Join(append(errs, s.closeDevice())...)
 }

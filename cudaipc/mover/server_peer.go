@@ -1,7 +1,6 @@
 package mover
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -10,8 +9,6 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
-
-var errNoSetup = fmt.Errorf("the mover has no device: %w", cudaipc.ErrPeer)
 
 // setup opens the device; the arena's descriptor comes with it.
 func (s *server) setup(m *message, fds []int) error {
@@ -35,9 +32,7 @@ func (s *server) openDevice(o Setup) error {
 	if err != nil {
 		return err
 	}
-	if !s.opened.CompareAndSwap(nil, &d) {
-		return errors.Join(fmt.Errorf("set up already: %w", cudaipc.ErrBusy), d.Close(cudaipc.AllPeers))
-	}
+	s.opened.Store(&d)
 	if r, ok := d.(interface{ Info() cudaipc.CUDAInfo }); ok {
 		s.running.Go(func() { s.report(r) })
 	}
@@ -54,13 +49,11 @@ func (s *server) startImport(m *message, fds []int) error {
 		return nil
 	}
 	s.running.Go(func() {
-		d := s.device()
-		if d == nil {
-			im.CloseAll()
-			s.answer(number, errNoSetup)
-			return
+		p, err := (*s.opened.Load()).Import(im) // which the agent asks for after the answer to its setup
+		if err == nil {
+			s.peers.Store(number, p)
 		}
-		s.answer(number, d.Import(im))
+		s.answer(number, err)
 	})
 	return nil
 }
@@ -74,40 +67,42 @@ var copies = sync.Pool{New: func() any { return &cudaipc.Copy{} }}
 // copy begins a copy, so that copies have the order of their messages.
 func (s *server) copy(m *message) error {
 	c, _ := copies.Get().(*cudaipc.Copy)
-	if err := takeCopy(m, c); err != nil {
+	peer, err := takeCopy(m, c)
+	if err != nil {
 		return err
 	}
-	s.begin(m.number, inOrder{c.Peer, int(c.Dir)}, len(c.Blocks), c.Sum,
-		func(d cudaipc.Device) (cudaipc.Ticket, error) { return d.Copy(c) }, func() { copies.Put(c) })
+	s.begin(m.number, inOrder{peer, int(c.Dir)}, len(c.Blocks), c.Sum,
+		func(p cudaipc.Peer) (cudaipc.Ticket, error) { return p.Copy(c) }, func() { copies.Put(c) })
 	return nil
 }
 
 // sum begins a sample.
 func (s *server) sum(m *message) error {
-	sample := &cudaipc.Sample{}
-	if err := m.read(sample); err != nil {
+	head := sumHead{Sample: &cudaipc.Sample{}}
+	if err := m.read(&head); err != nil {
 		return err
 	}
-	s.begin(m.number, inOrder{sample.Peer, sampleLane}, len(sample.Blocks), true,
-		func(d cudaipc.Device) (cudaipc.Ticket, error) { return d.Sum(sample) }, func() {})
+	s.begin(m.number, inOrder{head.Peer, sampleLane}, len(head.Blocks), true,
+		func(p cudaipc.Peer) (cudaipc.Ticket, error) { return p.Sum(head.Sample) }, func() {})
 	return nil
 }
 
 // inOrder names copies whose ends are sent in their order, which is the one in which they end: if
 // the process dies, those after one that is lost are lost too.
 type inOrder struct {
-	peer cudaipc.PeerID
+	peer uint64
 	lane int
 }
 
 // begin has the starter begin a copy or a sample, and reports its end under the agent's ticket. A
 // copy that the device refused has only bad blocks.
 func (s *server) begin(number uint64, of inOrder, blocks int, sums bool,
-	start func(cudaipc.Device) (cudaipc.Ticket, error), over func()) {
+	start func(cudaipc.Peer) (cudaipc.Ticket, error), over func()) {
 	s.starts <- func() {
-		d, ticket, err := s.device(), cudaipc.Ticket(0), errNoSetup
-		if d != nil {
-			ticket, err = start(d)
+		var wait cudaipc.Ticket
+		p, err := s.peer(of.peer)
+		if err == nil {
+			wait, err = start(p)
 		}
 		sent := make(chan struct{})
 		before, _ := s.last.Swap(of, sent)
@@ -118,7 +113,7 @@ func (s *server) begin(number uint64, of inOrder, blocks int, sums bool,
 			}()
 			end, ok := cudaipc.Done{}, false
 			for err == nil && !ok { // without a limit: the agent has one
-				end, ok, err = d.Done(ticket, copyWait)
+				end, ok, err = wait(copyWait)
 			}
 			if s.lost(err) || s.lost(end.Err) {
 				return
@@ -131,7 +126,7 @@ func (s *server) begin(number uint64, of inOrder, blocks int, sums bool,
 			if before, waits := before.(chan struct{}); waits {
 				<-before
 			}
-			_ = s.send(putDone(cudaipc.Ticket(number), &end)) // as in answer
+			_ = s.send(putDone(number, &end)) // as in answer
 		})
 	}
 }

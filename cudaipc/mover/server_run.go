@@ -61,8 +61,13 @@ func watchParent(parent int, deaths <-chan os.Signal, ended <-chan struct{}, con
 	}
 }
 
-// Open opens, in a mover, the devices of this package by their names.
+// Open opens, in a mover, the devices of this package by their names. The arena stays mapped until
+// the process ends.
 func Open(s Setup) (cudaipc.Device, error) {
+	arena, err := cudaipc.MapFD(s.ArenaFD, s.ArenaSize)
+	if err != nil {
+		return nil, fmt.Errorf("arena: %w", err)
+	}
 	switch s.Device {
 	case cudaipc.CUDAProbe:
 		if err := cuda.SeeGPUs(); err != nil {
@@ -70,12 +75,9 @@ func Open(s Setup) (cudaipc.Device, error) {
 		}
 		fallthrough
 	case cudaipc.HostDevice:
-		return host.Open(host.Options{
-			ArenaFD:   s.ArenaFD,
-			ArenaSize: s.ArenaSize,
-		})
+		return host.Open(arena), nil
 	case cudaipc.CUDADevice:
-		d, err := cuda.Open(cuda.Options{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize})
+		d, err := cuda.Open(cuda.Options{GPU: s.GPU, Arena: arena})
 		if err != nil {
 			return nil, err // not d, which would be an interface that is not nil
 		}

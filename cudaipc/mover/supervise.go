@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -44,27 +45,23 @@ func (p *process) message(b []byte) error {
 		if err != nil {
 			return err
 		}
-		return p.finish(cudaipc.Ticket(m.number), d)
+		return p.finish(m.number, d)
 	case msgInfo:
 		info := &cudaipc.CUDAInfo{}
 		err := m.read(info)
+		if info.Lost != "" {
+			p.lose(cudaipc.LostDevice, errors.New(info.Lost))
+			return err
+		}
 		if p.info.Store(info); p.m.opts.Informed != nil && p.informing.TryLock() { // else the next report tells
 			p.m.processes.Go(func() {
 				defer p.informing.Unlock()
 				p.m.opts.Informed(*info)
 			})
 		}
-		if info.Lost != "" {
-			p.lose(cudaipc.LostDevice, errors.New(info.Lost))
-		}
-		return err
-	case msgLost:
-		var why string
-		err := m.read(&why)
-		p.lose(cudaipc.LostDevice, errors.New(why))
 		return err
 	case msgAnswer:
-		call := p.calls.take(m.number)
+		call := p.takeCall(m.number)
 		if call == nil {
 			return fmt.Errorf("answer to request %d, which was not made: %w", m.number, errWire)
 		}
@@ -109,16 +106,16 @@ func (p *process) overdue(now int64) (cudaipc.LossReason, error) {
 	if now-p.pong.Load() > p.ticks(ping) {
 		return cudaipc.LostPing, fmt.Errorf("it did not answer a ping within %v", ping)
 	}
-	if call := p.calls.overdue(now); call != nil {
-		return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, p.m.errorHint())
+	p.m.mu.RLock()
+	defer p.m.mu.RUnlock()
+	for _, call := range p.calls {
+		if now > call.until {
+			return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, p.m.errorHint())
+		}
 	}
-	for _, one := range p.m.table.All() {
-		for i := range one.lanes {
-			l := &one.lanes[i]
-			if one.process == p && l.pending.Load() > 0 && now-l.since.Load() > p.ticks(limits.Copy) {
-				return cudaipc.LostCopy, fmt.Errorf("no copy of peer %d ended within %v%s", one.ID, limits.Copy,
-					p.m.errorHint())
-			}
+	for _, f := range p.flights {
+		if now-f.lane.since > p.ticks(limits.Copy) {
+			return cudaipc.LostCopy, fmt.Errorf("no copy of an engine ended within %v%s", limits.Copy, p.m.errorHint())
 		}
 	}
 	return "", nil
@@ -134,10 +131,17 @@ func (m *Mover) errorHint() string {
 		"Engines on other GPUs, and on CPUs, are served on"
 }
 
+// open returns the peers that are open.
+func (p *process) open() []*peer {
+	p.m.mu.RLock()
+	defer p.m.mu.RUnlock()
+	return slices.Collect(maps.Keys(p.peers))
+}
+
 // releasing reports whether a peer of a process is being closed, or will be because it is dead.
 func (p *process) releasing() bool {
 	return p.closing.Load() > 0 ||
-		slices.ContainsFunc(p.m.table.All(), func(one *peer) bool { return one.process == p && one.Dead() })
+		slices.ContainsFunc(p.open(), (*peer).Dead)
 }
 
 // ping asks for a sign of life, unless another message is being sent, for which it would have to

@@ -13,21 +13,20 @@ import (
 )
 
 // The messages between an agent and its mover. Both are the same binary, so the form has no
-// versions: one byte of kind, eight of number (a request's, or a ticket), four of the length of a
+// versions: one byte of kind, eight of number (a request's, or a copy's), four of the length of a
 // head in JSON, the head, and lists as they lie in memory.
 const (
 	msgSetup  byte = iota + 1 // agent: Setup, with the arena's descriptor. Answered when the device is open
 	msgImport                 // agent: Import, with its descriptors; the proof's first
-	msgClose                  // agent: PeerID
-	msgPoll                   // agent: Wait
-	msgCopy                   // agent: copyHead, and its lists; its number is the ticket
-	msgSum                    // agent: Sample; its number is the ticket. Its end is msgDone
+	msgClose                  // agent: number of a peer, or allPeers
+	msgPoll                   // agent: pollHead
+	msgCopy                   // agent: copyHead, and its lists; the end has the same number
+	msgSum                    // agent: sumHead. Its end is msgDone
 	msgPing                   // agent
 	msgAnswer                 // mover: answer, to setup, import, close and poll
 	msgDone                   // mover: doneHead and the sums: the end of a copy
 	msgPong                   // mover
-	msgInfo                   // mover: CUDAInfo, from time to time
-	msgLost                   // mover: why its device is lost (ErrLost); the agent ends it
+	msgInfo                   // mover: CUDAInfo, from time to time, and when its device is lost
 )
 
 // message is a message that was received.
@@ -100,7 +99,7 @@ func takeList[T plain](m *message, n int, into []T) ([]T, error) {
 
 // sentinels are the errors that keep their meaning on the wire; their numbers are their places.
 var sentinels = [...]error{
-	cudaipc.ErrPeer, cudaipc.ErrRange, cudaipc.ErrBusy, cudaipc.ErrKind, cudaipc.ErrTicket, cudaipc.ErrNoCUDA,
+	cudaipc.ErrPeer, cudaipc.ErrRange, cudaipc.ErrBusy, cudaipc.ErrKind, cudaipc.ErrNoCUDA,
 }
 
 // deviceError is an error of the mover's device in the agent.
@@ -141,29 +140,42 @@ type answer struct {
 	State cudaipc.State
 }
 
+// allPeers stands for the device in a msgClose.
+const allPeers = 0
+
+type pollHead struct {
+	Peer uint64 // number of the request that imported it; so in all heads
+	cudaipc.Wait
+}
+
+type sumHead struct {
+	Peer uint64
+	*cudaipc.Sample
+}
+
 type copyHead struct {
-	Peer         cudaipc.PeerID
+	Peer         uint64
 	Dir          cudaipc.Direction
 	Sum          bool
 	Blocks, Runs int // how many are listed
 }
 
-func putCopy(b []byte, t cudaipc.Ticket, c *cudaipc.Copy) []byte {
-	head := copyHead{c.Peer, c.Dir, c.Sum, len(c.Blocks), len(c.Runs)}
-	return pack(b, msgCopy, uint64(t), &head, bytesOf(c.Blocks), bytesOf(c.Runs))
+func putCopy(b []byte, number, peer uint64, c *cudaipc.Copy) []byte {
+	head := copyHead{peer, c.Dir, c.Sum, len(c.Blocks), len(c.Runs)}
+	return pack(b, msgCopy, number, &head, bytesOf(c.Blocks), bytesOf(c.Runs))
 }
 
 // takeCopy reads a copy into c, whose slices are used again.
-func takeCopy(m *message, c *cudaipc.Copy) (err error) {
+func takeCopy(m *message, c *cudaipc.Copy) (peer uint64, err error) {
 	var head copyHead
 	if err = m.read(&head); err != nil {
-		return err
+		return 0, err
 	}
-	c.Peer, c.Dir, c.Sum = head.Peer, head.Dir, head.Sum
+	c.Dir, c.Sum = head.Dir, head.Sum
 	if c.Blocks, err = takeList(m, head.Blocks, c.Blocks); err == nil {
 		c.Runs, err = takeList(m, head.Runs, c.Runs)
 	}
-	return err
+	return head.Peer, err
 }
 
 type doneHead struct {
@@ -173,9 +185,9 @@ type doneHead struct {
 	SumTime time.Duration
 }
 
-func putDone(t cudaipc.Ticket, d *cudaipc.Done) []byte {
+func putDone(number uint64, d *cudaipc.Done) []byte {
 	head := doneHead{carried(d.Err), d.Bad, len(d.Sums), d.SumTime}
-	return pack(nil, msgDone, uint64(t), &head, bytesOf(d.Sums))
+	return pack(nil, msgDone, number, &head, bytesOf(d.Sums))
 }
 
 func takeDone(m *message) (d cudaipc.Done, err error) {
@@ -187,9 +199,6 @@ func takeDone(m *message) (d cudaipc.Done, err error) {
 	d.Sums, err = takeList(m, head.Sums, d.Sums)
 	return d, err
 }
-
-// maxHandle is the longest handle of a region that is carried, bytes.
-const maxHandle = 256
 
 // putImport encodes an import and lists its descriptors: the proof's, then the regions'.
 func putImport(number uint64, im *cudaipc.Import) (msg []byte, fds []int) {

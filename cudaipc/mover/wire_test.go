@@ -11,7 +11,7 @@ import (
 )
 
 func wireSeeds() [][]byte {
-	im := cudaipc.Import{Peer: 7, Pid: 8, GPU: cudaipc.UUID{1, 2}, Proof: 100,
+	im := cudaipc.Import{Pid: 8, GPU: cudaipc.UUID{1, 2}, Proof: 100,
 		Sync: &cudaipc.Sync{Region: 1, Events: 3}, Regions: []cudaipc.Region{
 			{ID: 1, Kind: cudaipc.KindFD, Size: 4096, FD: 101},
 			{ID: 2, Kind: cudaipc.KindCUDA, Size: 1 << 30, Addr: 512, Handle: make([]byte, 64)},
@@ -24,23 +24,22 @@ func wireSeeds() [][]byte {
 	}
 	return [][]byte{
 		imported,
-		putCopy(nil, 9, &cudaipc.Copy{
-			Peer:   7,
+		putCopy(nil, 9, 7, &cudaipc.Copy{
 			Dir:    cudaipc.Scatter,
 			Sum:    true,
 			Blocks: []cudaipc.Block{{Runs: 1, Seed: 2}},
 			Runs:   []cudaipc.Run{{Region: 2, RegionOff: 3, ArenaOff: 4, Len: 5}},
 		}),
-		pack(nil, msgPoll, 3, &cudaipc.Wait{Peer: 7, Event: cudaipc.None, Revoke: 1, Step: 1<<40 + 5}),
+		pack(nil, msgPoll, 3, &pollHead{7, cudaipc.Wait{Event: cudaipc.None, Revoke: 1, Step: 1<<40 + 5}}),
 		putDone(9, &done),
 		pack(nil, msgAnswer, 3, &answer{State: cudaipc.State{Step: 4, Fired: true}}),
 		pack(nil, msgAnswer, 3, &answer{Err: carried(fmt.Errorf("no: %w", cudaipc.ErrPeer))}),
-		pack(nil, msgSum, 9, &cudaipc.Sample{
-			Peer: 7, Within: time.Second, Blocks: []cudaipc.SampleBlock{{Block: 8, Seed: 9}},
+		pack(nil, msgSum, 9, &sumHead{7, &cudaipc.Sample{
+			Within: time.Second, Blocks: []cudaipc.SampleBlock{{Block: 8, Seed: 9}},
 			Pieces: []cudaipc.Piece{
 				{Region: 2, Offset: 3, Stride: 4, Bytes: 5}, {Region: 1, Offset: 1 << 40, Stride: 6, Bytes: 7},
 			},
-		}),
+		}}),
 	}
 }
 
@@ -89,15 +88,15 @@ func reread(msg []byte) ([]byte, error) {
 		return nil, errWire
 	case msgCopy:
 		var c cudaipc.Copy
-		err := takeCopy(&m, &c)
-		return putCopy(nil, cudaipc.Ticket(m.number), &c), err
+		peer, err := takeCopy(&m, &c)
+		return putCopy(nil, m.number, peer, &c), err
 	case msgSum:
-		return same(new(cudaipc.Sample))
+		return same(&sumHead{Sample: &cudaipc.Sample{}})
 	case msgPoll:
-		return same(new(cudaipc.Wait))
+		return same(new(pollHead))
 	case msgDone:
 		d, err := takeDone(&m)
-		return putDone(cudaipc.Ticket(m.number), &d), err
+		return putDone(m.number, &d), err
 	case msgAnswer:
 		return same(new(answer))
 	}

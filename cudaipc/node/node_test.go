@@ -8,54 +8,39 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// noteDevice is a device that notes what it is asked, and gives tickets of its own.
+// noteDevice is a device that notes what it is asked.
 type noteDevice struct {
 	cudaipc.Device
 	gpu    cudaipc.UUID
-	peers  map[cudaipc.PeerID]bool
-	last   cudaipc.Ticket
+	peers  cudaipc.Peers
 	closed bool
-	lost   func(error)
 }
 
-func (d *noteDevice) Import(im cudaipc.Import) error {
-	if im.GPU != d.gpu || d.peers[im.Peer] {
-		return cudaipc.ErrKind
+// notePeer is a peer of such a device.
+type notePeer struct {
+	cudaipc.Peer
+	of *noteDevice
+}
+
+func (d *noteDevice) Import(im cudaipc.Import) (cudaipc.Peer, error) {
+	if im.GPU != d.gpu {
+		return nil, cudaipc.ErrKind
 	}
-	d.peers[im.Peer], d.lost = true, im.Lost
-	return nil
+	return &notePeer{of: d}, d.peers.Enter()
 }
 
-func (d *noteDevice) Poll(w cudaipc.Wait) (cudaipc.State, error) {
-	if !d.peers[w.Peer] {
-		return cudaipc.State{}, cudaipc.ErrPeer
-	}
-	return cudaipc.State{Step: uint64(d.gpu[0])}, nil
+func (d *noteDevice) Close() error {
+	err := d.peers.Close()
+	d.closed = d.closed || err == nil
+	return err
 }
 
-func (d *noteDevice) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
-	if !d.peers[c.Peer] {
-		return 0, cudaipc.ErrPeer
-	}
-	d.last++
-	return d.last, nil
-}
-
-func (d *noteDevice) Done(t cudaipc.Ticket, _ time.Duration) (cudaipc.Done, bool, error) {
-	if t != d.last {
-		return cudaipc.Done{}, false, cudaipc.ErrTicket
-	}
-	return cudaipc.Done{Sums: []uint32{uint32(d.gpu[0])}}, true, nil
-}
-
-func (d *noteDevice) Close(id cudaipc.PeerID) error {
-	delete(d.peers, id)
-	d.closed = id == cudaipc.AllPeers
+func (p *notePeer) Close() error {
+	p.of.peers.Leave()
 	return nil
 }
 
@@ -63,72 +48,65 @@ func (d *noteDevice) Close(id cudaipc.PeerID) error {
 func noteNode() (*Node, map[cudaipc.UUID]*noteDevice) {
 	made := map[cudaipc.UUID]*noteDevice{}
 	gpu := func(u cudaipc.UUID) (cudaipc.Device, error) {
-		made[u] = &noteDevice{gpu: u, peers: map[cudaipc.PeerID]bool{}}
+		made[u] = &noteDevice{gpu: u}
 		return made[u], nil
 	}
 	host, _ := gpu(cudaipc.UUID{})
 	return Open(Options{Host: host, GPU: gpu}), made
 }
 
-func onGPU(id cudaipc.PeerID, gpu cudaipc.UUID) cudaipc.Import {
+func onGPU(gpu cudaipc.UUID) cudaipc.Import {
 	return cudaipc.Import{
-		Peer:    id,
 		GPU:     gpu,
 		Regions: []cudaipc.Region{{ID: 1, Kind: cudaipc.KindFD, FD: -1}, {ID: 2, Kind: cudaipc.KindCUDA, FD: -1}},
 	}
 }
 
-// TestNodeRoutes each peer to the device of its GPU, and each ticket back.
+// TestNodeRoutes each peer to the device of its GPU.
 func TestNodeRoutes(t *testing.T) {
 	n, made := noteNode()
-	var told cudaipc.PeerID
-	for id, gpu := range []cudaipc.UUID{{}, {1}, {2}, {1}} {
-		im := onGPU(cudaipc.PeerID(id), gpu)
-		im.Lost = func(error) { told = im.Peer }
+	var peers []cudaipc.Peer
+	for _, gpu := range []cudaipc.UUID{{}, {1}, {2}, {1}} {
+		im := onGPU(gpu)
 		if gpu == (cudaipc.UUID{}) {
 			im.Regions = im.Regions[:1]
 		}
-		if err := n.Import(im); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if len(made) != 3 || len(made[cudaipc.UUID{1}].peers) != 2 {
-		t.Fatalf("%d devices, want one for the host and one for each of 2 GPUs", len(made))
-	}
-	for id, want := range []uint64{0, 1, 2, 1} {
-		if s, err := n.Poll(cudaipc.Wait{Peer: cudaipc.PeerID(id)}); err != nil || s.Step != want {
-			t.Errorf("peer %d was answered by GPU %d (%v), want %d", id, s.Step, err, want)
-		}
-	}
-	for id, want := range []uint32{0, 1, 2, 1} {
-		ticket, err := n.Copy(&cudaipc.Copy{Peer: cudaipc.PeerID(id)})
+		p, err := n.Import(im)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d, ok, err := n.Done(ticket, 0); err != nil || !ok || d.Sums[0] != want {
-			t.Errorf("peer %d: its copy was ended by GPU %v (%v), want %d", id, d.Sums, err, want)
+		if got := p.(*notePeer).of.gpu; got != gpu {
+			t.Errorf("a peer of GPU %v is on %v", gpu, got)
+		}
+		peers = append(peers, p)
+	}
+	if len(made) != 3 {
+		t.Fatalf("%d devices, want one for the host and one for each of 2 GPUs", len(made))
+	}
+	if err := n.Close(); !errors.Is(err, cudaipc.ErrBusy) {
+		t.Errorf("Close with open peers: %v, want ErrBusy", err)
+	}
+	for _, p := range peers {
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if made[cudaipc.UUID{2}].lost(nil); told != 2 {
-		t.Error("a loss was not told")
-	}
-	if err := errors.Join(n.Close(1), n.Close(cudaipc.AllPeers)); err != nil {
+	if err := n.Close(); err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range made {
-		if !d.closed || d.peers[1] {
-			t.Errorf("GPU %v: closed %v, peer 1 there %v", d.gpu, d.closed, d.peers[1])
+		if !d.closed {
+			t.Errorf("GPU %v is open", d.gpu)
 		}
 	}
 }
 
 func TestNodeRefuses(t *testing.T) {
 	n, _ := noteNode()
-	if err := n.Import(onGPU(1, cudaipc.UUID{})); !errors.Is(err, cudaipc.ErrKind) {
+	if _, err := n.Import(onGPU(cudaipc.UUID{})); !errors.Is(err, cudaipc.ErrKind) {
 		t.Errorf("GPU memory without a UUID: %v, want ErrKind", err)
 	}
-	host := &noteDevice{peers: map[cudaipc.PeerID]bool{}}
-	err := Open(Options{Host: host, NoGPU: "the reason"}).Import(onGPU(1, cudaipc.UUID{1}))
+	_, err := Open(Options{Host: &noteDevice{}, NoGPU: "the reason"}).Import(onGPU(cudaipc.UUID{1}))
 	if !errors.Is(err, cudaipc.ErrNoCUDA) || !strings.Contains(err.Error(), "the reason") {
 		t.Errorf("GPU memory and no GPU: %v, want ErrNoCUDA with the reason", err)
 	}
@@ -137,38 +115,22 @@ func TestNodeRefuses(t *testing.T) {
 // TestNodeForgetsGPUs expects unused GPUs to be closed when there are too many.
 func TestNodeForgetsGPUs(t *testing.T) {
 	n, made := noteNode()
+	var peers []cudaipc.Peer
 	for i := range MaxGPUs {
-		if err := n.Import(onGPU(cudaipc.PeerID(i+1), cudaipc.UUID{byte(i + 1)})); err != nil {
+		p, err := n.Import(onGPU(cudaipc.UUID{byte(i + 1)}))
+		if err != nil {
 			t.Fatal(err)
 		}
+		peers = append(peers, p)
 	}
-	if err := n.Import(onGPU(200, cudaipc.UUID{200})); !errors.Is(err, cudaipc.ErrBusy) {
+	if _, err := n.Import(onGPU(cudaipc.UUID{200})); !errors.Is(err, cudaipc.ErrBusy) {
 		t.Errorf("one GPU more than MaxGPUs: %v, want ErrBusy", err)
 	}
-	if err := n.Close(5); err != nil {
+	if err := peers[4].Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Import(onGPU(200, cudaipc.UUID{200})); err != nil || !made[cudaipc.UUID{5}].closed {
+	if _, err := n.Import(onGPU(cudaipc.UUID{200})); err != nil || !made[cudaipc.UUID{5}].closed {
 		t.Errorf("one GPU more when another is not used: %v, that one is closed: %v", err, made[cudaipc.UUID{5}].closed)
-	}
-}
-
-func TestGPUNode(t *testing.T) {
-	root := t.TempDir()
-	gpu := cudaipc.UUID{0xab, 0xcd}
-	for path, text := range map[string]string{
-		"proc/driver/nvidia/gpus/0000:0A:00.0/information": "Model: X\n" +
-			"GPU UUID: \t GPU-ABCD0000-0000-0000-0000-000000000000\n",
-		"sys/bus/pci/devices/0000:0a:00.0/numa_node": "1\n",
-	} {
-		file := filepath.Join(root, path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755),
-			os.WriteFile(file, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if node, other := numaNode(root, gpu), numaNode(root, cudaipc.UUID{1}); node != 1 || other != -1 {
-		t.Errorf("node %d and %d, want 1 and -1", node, other)
 	}
 }
 

@@ -19,7 +19,6 @@ import (
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/guests"
 	"github.com/kvagent/kvagent/agent/history"
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -166,9 +165,8 @@ func (a *lookupAgent) open(dir string, chains, ranks int, kind string) (err erro
 			return err
 		}
 	}
-	if err := a.openDevice(memory); err != nil {
-		return err
-	}
+	arena, _ := a.pool.Arena()
+	a.device = host.Open(arena)
 	if a.agent, err = agent.New(agent.Config{Dir: dir}, a.pool, a.device, zap.NewNop()); err != nil {
 		return err
 	}
@@ -177,22 +175,6 @@ func (a *lookupAgent) open(dir string, chains, ranks int, kind string) (err erro
 		return err
 	}
 	return a.fill(chains, ranks)
-}
-
-// openDevice opens a device on the pool's arena, or on one that no copy touches.
-func (a *lookupAgent) openDevice(memory bool) (err error) {
-	if memory {
-		_, fd := a.pool.Arena()
-		a.device, err = host.Open(host.Options{ArenaFD: fd, ArenaSize: a.pool.Info().Bytes})
-		return err
-	}
-	fd, err := newMemory(lookupEngineBytes)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	a.device, err = host.Open(host.Options{ArenaFD: fd, ArenaSize: lookupEngineBytes})
-	return err
 }
 
 // fill stores chains in the engine's space without their data.
@@ -235,7 +217,7 @@ func (a *lookupAgent) close() (err error) {
 		a.agent.Close()
 	}
 	if a.device != nil {
-		err = a.device.Close(cudaipc.AllPeers)
+		err = a.device.Close()
 	}
 	if a.pool != nil {
 		err = errors.Join(err, a.pool.Close())

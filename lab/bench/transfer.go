@@ -110,6 +110,7 @@ type transferBench struct {
 	other           *engine.HostMemory // source and target of copy(): as large as the pool's arena
 	pool            *dram.Pool
 	host            *host.Device
+	peer            cudaipc.Peer
 	worker          *transfer.Worker
 	done            chan transfer.Completion
 	chains          int    // hash chains so far
@@ -142,10 +143,7 @@ func (b *transferBench) open(memory int64) (err error) {
 		return err
 	}
 	arena, _ := b.pool.Arena()
-	b.host, err = host.Open(host.Options{Arena: arena})
-	if err != nil {
-		return err
-	}
+	b.host = host.Open(arena)
 	region, err := b.memory.Region().Dup()
 	if err != nil {
 		return err
@@ -154,7 +152,8 @@ func (b *transferBench) open(memory int64) (err error) {
 	if words, err = words.Dup(); err != nil {
 		return err
 	}
-	return b.host.Import(cudaipc.Import{Regions: []cudaipc.Region{region, words}, Sync: &sync})
+	b.peer, err = b.host.Import(cudaipc.Import{Regions: []cudaipc.Region{region, words}, Sync: &sync})
+	return err
 }
 
 // start starts a worker for segments of one size, in a space of its own.
@@ -175,7 +174,7 @@ func (b *transferBench) start(segment int) error {
 		})
 	}
 	b.worker, err = transfer.Start(transfer.Config{
-		Device: b.host, Slots: b.pool, Space: space, Spec: spec,
+		Peer: b.peer, Slots: b.pool, Space: space, Spec: spec,
 		Held:      []transfer.Held{{Layout: transfer.Layout{Groups: []transfer.GroupLayout{group}}}},
 		Integrity: transfer.Full,
 		Complete:  func(c transfer.Completion) { b.done <- c },
@@ -185,8 +184,11 @@ func (b *transferBench) start(segment int) error {
 
 func (b *transferBench) close() error {
 	var errs []error
+	if b.peer != nil {
+		errs = append(errs, b.peer.Close())
+	}
 	if b.host != nil {
-		errs = append(errs, b.host.Close(cudaipc.AllPeers))
+		errs = append(errs, b.host.Close())
 	}
 	if b.pool != nil {
 		errs = append(errs, b.pool.Close())

@@ -56,13 +56,9 @@ func serve(dir string, disks []string, in io.Reader, out io.Writer) (err error) 
 	if err := p.Populated(); err != nil {
 		return err
 	}
-	_, fd := p.Arena()
-	h, err := host.Open(host.Options{ArenaFD: fd, ArenaSize: p.Info().Bytes})
-	if err != nil {
-		return err
-	}
-	d := newDevice(h, func() { fmt.Fprintln(out, "held") })
-	defer func() { err = errors.Join(err, d.Close(cudaipc.AllPeers)) }()
+	arena, _ := p.Arena()
+	d := newDevice(host.Open(arena), func() { fmt.Fprintln(out, "held") })
+	defer func() { err = errors.Join(err, d.Close()) }()
 	all, end, err := below(p, disks)
 	if err != nil {
 		return err
@@ -118,37 +114,42 @@ func obey(d *device, in io.Reader, out io.Writer) error {
 	return lines.Err()
 }
 
-// heldBit marks the tickets of copies that were held.
-const heldBit = cudaipc.Ticket(1) << 63
-
 // device is a host device whose loads can be held back: their copies wait between submission and
 // start. Copies of one peer keep their order, because all later ones are held too.
 type device struct {
 	*host.Device
 	told func() // called when the first copy is held, with mu held
 
-	mu       sync.Mutex
-	pass     int           // copies that still pass; below 0: all
-	released chan struct{} // closed by release
-	waiting  []heldCopy
-	started  map[cudaipc.Ticket]cudaipc.Ticket // by the held copy's
-	last     cudaipc.Ticket
+	mu      sync.Mutex
+	pass    int // copies that still pass; below 0: all
+	waiting []*heldCopy
+}
+
+// peer is a peer of the device.
+type peer struct {
+	cudaipc.Peer
+	of *device
 }
 
 type heldCopy struct {
-	ticket cudaipc.Ticket
-	copy   *cudaipc.Copy
+	peer    *peer
+	copy    *cudaipc.Copy
+	started chan cudaipc.Ticket // has the ticket once there is one
 }
 
-func newDevice(d *host.Device, told func()) *device {
-	return &device{Device: d, told: told, pass: -1, started: map[cudaipc.Ticket]cudaipc.Ticket{}}
+func newDevice(d *host.Device, told func()) *device { return &device{Device: d, told: told, pass: -1} }
+
+// Import implements cudaipc.Device.
+func (d *device) Import(im cudaipc.Import) (cudaipc.Peer, error) {
+	p, err := d.Device.Import(im)
+	return &peer{p, d}, err
 }
 
 // hold lets the next copies of loads pass, and holds those after them until release.
 func (d *device) hold(pass int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.pass, d.released = pass, make(chan struct{})
+	d.pass = pass
 }
 
 // release starts the held copies, and holds none any more.
@@ -156,56 +157,43 @@ func (d *device) release() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, h := range d.waiting {
-		t, err := d.Device.Copy(h.copy)
+		t, err := h.peer.Peer.Copy(h.copy)
 		if err != nil {
 			return err
 		}
-		d.started[h.ticket] = t
+		h.started <- t
 	}
 	d.waiting, d.pass = nil, -1
-	if d.released != nil {
-		close(d.released)
-		d.released = nil
-	}
 	return nil
 }
 
-// Copy implements cudaipc.Device.
-func (d *device) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+// Copy implements cudaipc.Peer.
+func (p *peer) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
+	d := p.of
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if c.Dir != cudaipc.Scatter || d.pass < 0 {
-		return d.Device.Copy(c)
+		return p.Peer.Copy(c)
 	}
 	if d.pass > 0 {
 		d.pass--
-		return d.Device.Copy(c)
+		return p.Peer.Copy(c)
 	}
 	if len(d.waiting) == 0 {
 		d.told()
 	}
-	d.last++
-	d.waiting = append(d.waiting, heldCopy{d.last | heldBit, c})
-	return d.last | heldBit, nil
+	h := &heldCopy{p, c, make(chan cudaipc.Ticket, 1)}
+	d.waiting = append(d.waiting, h)
+	return h.done, nil
 }
 
-// Done implements cudaipc.Device.
-func (d *device) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {
-	if t&heldBit == 0 {
-		return d.Device.Done(t, timeout)
-	}
-	d.mu.Lock()
-	started, ok := d.started[t]
-	released := d.released
-	d.mu.Unlock()
-	if ok {
-		return d.Device.Done(started, timeout)
-	}
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
+// done is the ticket of a held copy.
+func (h *heldCopy) done(timeout time.Duration) (cudaipc.Done, bool, error) {
 	select {
-	case <-released:
-	case <-timer.C:
+	case t := <-h.started:
+		h.started <- t
+		return t(timeout)
+	case <-time.After(timeout):
+		return cudaipc.Done{}, false, nil
 	}
-	return cudaipc.Done{}, false, nil
 }
