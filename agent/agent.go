@@ -118,7 +118,7 @@ func (a *Agent) assemble(limits share.Share) {
 		},
 	})
 	a.memory = &memory{
-		device: a.device, maxPending: limits.Pending, log: a.log, workers: make(map[cudaipc.PeerID]*session),
+		device: a.device, maxPending: limits.Pending, log: a.log,
 		maxRegions: share.Regions(), maxBytes: maxMappedBytes,
 	}
 	a.sessions = &sessions{

@@ -13,8 +13,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// memory opens and closes the engines' memory in the device, and numbers the workers whose memory
-// is open. It bounds that of all sessions: a process that exhausts the mappings or the address
+// memory opens and closes the engines' memory in the device, and numbers the workers. It bounds that of all sessions: a process that exhausts the mappings or the address
 // space that the kernel allows it cannot grow its heap, and ends.
 type memory struct {
 	device     cudaipc.Device
@@ -23,10 +22,9 @@ type memory struct {
 	log        *zap.Logger
 
 	mu         sync.Mutex
-	last       cudaipc.PeerID
-	workers    map[cudaipc.PeerID]*session // whose memory is open
-	regions    int                         // open
-	bytes      int64                       // of these
+	last       cudaipc.PeerID // of the workers whose memory was opened
+	regions    int            // open
+	bytes      int64          // of these
 	maxRegions int
 	maxBytes   int64
 }
@@ -35,7 +33,7 @@ type memory struct {
 const maxMappedBytes = 1 << 46
 
 // take counts regions that are to be opened, and gives their worker a number that no other has.
-func (m *memory) take(s *session, regions int, bytes int64) (cudaipc.PeerID, error) {
+func (m *memory) take(regions int, bytes int64) (cudaipc.PeerID, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if left := m.maxRegions - m.regions; regions > left {
@@ -47,21 +45,15 @@ func (m *memory) take(s *session, regions int, bytes int64) (cudaipc.PeerID, err
 			m.maxBytes)
 	}
 	m.last++
-	for m.last == cudaipc.AllPeers || m.workers[m.last] != nil {
-		m.last++
-	}
-	m.workers[m.last] = s
 	m.regions += regions
 	m.bytes += bytes
 	return m.last, nil
 }
 
-// give ends the count of regions that were closed. Their worker's number is free for another one,
-// after all others.
-func (m *memory) give(peer cudaipc.PeerID, regions int, bytes int64) {
+// give ends the count of regions that were closed.
+func (m *memory) give(regions int, bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.workers, peer)
 	m.regions -= regions
 	m.bytes -= bytes
 }
@@ -91,11 +83,11 @@ func (m *memory) close(st *seat) {
 				zap.Error(err))
 		}
 		if !errors.Is(err, cudaipc.ErrBusy) {
-			return // the number is never used again, and the regions stay counted
+			return // the regions stay counted
 		}
 		<-pause.C
 	}
-	m.give(st.peer, st.regions, st.bytes)
+	m.give(st.regions, st.bytes)
 }
 
 // closeRetry is the pause between attempts to close regions with a copy in flight.

@@ -19,7 +19,10 @@ const flushLimit = 200 * time.Millisecond
 // engine that none of its memory is or will be touched. written is closed when the writer has
 // ended.
 func (s *session) teardown(written <-chan struct{}) {
-	registered := s.undoRegistration()
+	s.mu.Lock() // once the reader has finished its message
+	s.mu.ended = true
+	registered := s.leaveLocked() != nil
+	s.mu.Unlock()
 	if s.end.code != 0 {
 		s.out.push(&ipc.Error{Code: s.end.code, Text: s.end.detail.Error()})
 	}
@@ -34,22 +37,6 @@ func (s *session) teardown(written <-chan struct{}) {
 		s.log.Debug("session socket", zap.Error(err)) // the peer has ended or was notified: nothing else to do
 	}
 	s.recordEnd(registered, time.Since(s.end.seen))
-}
-
-// undoRegistration waits for the reader to finish its message, and undoes the session's
-// registration.
-func (s *session) undoRegistration() (registered bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.mu.ended = true
-	st := s.seat.Load()
-	if s.mu.reg != nil { // in the middle of a registration
-		s.abandonLocked()
-	} else if st != nil {
-		s.owner.vacate(st)
-		s.seat.Store(nil)
-	}
-	return st != nil
 }
 
 // recordEnd counts and logs the end of a session; took is the time from the detection of the end to
@@ -96,18 +83,13 @@ func (all *sessions) vacate(st *seat) {
 // unregisterLocked serves UNREGISTER. Its answer proves that the engine's memory is not touched any
 // more.
 func (s *session) unregisterLocked(m *ipc.Unregister) {
-	switch st := s.seat.Load(); {
-	case s.mu.reg != nil:
-		s.abandonLocked()
-	case st != nil:
-		s.owner.vacate(st)
-		s.seat.Store(nil)
+	answer := &ipc.Unregistered{Req: m.Req, Status: ipc.RegDone}
+	if st := s.leaveLocked(); st != nil {
 		s.log.Info("unregistered", zap.String("instance", st.engine.instance))
-	default:
-		s.answer(&ipc.Unregistered{Req: m.Req, Status: ipc.RegRefused, Text: "the session has no registration"})
-		return
+	} else {
+		answer.Status, answer.Text = ipc.RegRefused, "the session has no registration"
 	}
-	s.answer(&ipc.Unregistered{Req: m.Req, Status: ipc.RegDone})
+	s.answer(answer)
 }
 
 // resetSpace starts a new weights epoch of a space. by is the requesting session, or nil; who names
