@@ -2,19 +2,18 @@
 // connects the sockets, the pool, the look-up rules and the transfers, and releases everything an
 // engine holds when the engine ends.
 //
-// Locks are taken in this order. The locks of the last line are leaves: the only one taken under
-// another of them is an outbox's, under a job table's.
+// Locks are taken in this order. The locks of the last line are leaves.
 //
 //	session.mu          a message is served, or the session torn down
 //	lookupSockets.mu    a socket opens or closes; its goroutine takes the locks below
 //	space.resetting     a weights epoch is advanced, which calls the pool
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
-//	guests' locks       under which the pool's and an outbox's are taken
-//	jobTable.mu, outbox.mu, lease.Ledger.mu, memory.mu,
+//	guests' locks       under which the pool's are taken
+//	jobTable.mu, sessions.mu, lease.Ledger.mu, memory.mu,
 //	a worker's, the pool's
 //
-// switches.mu is taken before sessions.mu and outbox.mu, and while no other lock is held. A
+// switches.mu is taken before sessions.mu, and while no other lock is held. A
 // worker's completion, a look-up other than a reset, and the pool's pressure call (made without the
 // pool's lock) take only locks of the last line. No lock is held during a write to a peer.
 package agent
@@ -65,8 +64,8 @@ type Agent struct {
 	guests Guests
 
 	listener *ipc.SessionListener
-	owned    sync.WaitGroup // goroutines: accept, sweep, expire
-	stop     chan struct{}  // closed to end sweep and expire
+	owned    sync.WaitGroup // goroutines: accept, upkeep
+	stop     chan struct{}  // closed to end upkeep
 	ready    atomic.Bool
 	closing  sync.Once
 }

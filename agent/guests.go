@@ -76,20 +76,6 @@ func (s *session) saved(sections []transfer.Section, status []pool.Status) {
 	}
 }
 
-// expire lets the guests end what has reached its time, until the agent ends.
-func (a *Agent) expire() {
-	tick := time.NewTicker(a.cfg.Limits.Watch)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			a.guests.Expire()
-		case <-a.stop:
-			return
-		}
-	}
-}
-
 // Unserved reports whether something that the schedulers of a space had sent before the call was
 // not served: what another one told an engine, or another agent, may overtake an OFFER on its way
 // here.

@@ -13,8 +13,9 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// memory opens and closes the engines' memory in the device, and numbers the workers. It bounds that of all sessions: a process that exhausts the mappings or the address
-// space that the kernel allows it cannot grow its heap, and ends.
+// memory opens and closes the engines' memory in the device, and numbers the workers. It bounds
+// that of all sessions: a process that exhausts the mappings or the address space that the kernel
+// allows it cannot grow its heap, and ends.
 type memory struct {
 	device     cudaipc.Device
 	pendingFDs atomic.Int64 // descriptors of registrations that are not complete

@@ -219,22 +219,21 @@ func (r *registry) publishLocked() {
 	r.view.Store(v)
 }
 
-// reset starts a new weights epoch of a space, and returns the other sessions of the space.
-// sp.resetting is held. mu is not held while the pool advances the epoch, which may wait for a
-// disk.
-func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*session, err error) {
+// reset starts a new weights epoch of a space. sp.resetting is held. mu is not held while the pool
+// advances the epoch, which may wait for a disk.
+func (r *registry) reset(sp *space) (epoch uint32, err error) {
 	r.mu.Lock()
 	closed := sp.closed // it stays so while sp.resetting is held
 	r.mu.Unlock()
 	if closed {
-		return 0, nil, errSpaceClosed
+		return 0, errSpaceClosed
 	}
 	defer signal(r.swept)
 	if sp.open.Load() == nil {
 		// A reset applies to what a pool that outlives the agent has stored of it, too, and must
 		// not be lost with this process.
 		if err := r.pool.Forget(sp.fp); err != nil {
-			return 0, nil, err
+			return 0, err
 		}
 	}
 	r.mu.Lock()
@@ -245,23 +244,9 @@ func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*sessio
 	epoch = sp.epoch
 	r.mu.Unlock()
 	if rules != nil {
-		if epoch, err = r.pool.ResetSpace(rules.ID); err != nil {
-			return 0, nil, err
-		}
+		return r.pool.ResetSpace(rules.ID)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return epoch, sp.sessionsLocked(by), nil
-}
-
-// sessionsLocked returns the sessions registered for a space, but one.
-func (s *space) sessionsLocked(but *session) (all []*session) {
-	for st := range s.seats {
-		if st.registered && st.session != but {
-			all = append(all, st.session)
-		}
-	}
-	return all
+	return epoch, nil
 }
 
 // epochOf returns a space's current weights epoch.

@@ -93,7 +93,7 @@ func (st *seat) status() report.WorkerStatus {
 	s := st.session
 	ws := report.WorkerStatus{
 		Session: s.number, Role: "worker", Rank: st.rank, Shards: st.shards, PID: s.pid, Software: s.software,
-		Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
+		Registered: st.registered, Jobs: s.jobs.count(), Outbox: len(s.out.waiting), Step: "idle",
 	}
 	if st.role == ipc.RoleScheduler {
 		ws.Role = "scheduler"

@@ -26,7 +26,7 @@ func (s *session) teardown(written <-chan struct{}) {
 	if s.end.code != 0 {
 		s.out.push(&ipc.Error{Code: s.end.code, Text: s.end.detail.Error()})
 	}
-	s.out.close()
+	close(s.out.closed)
 	limit := time.NewTimer(flushLimit)
 	defer limit.Stop()
 	select {
@@ -98,7 +98,7 @@ func (a *Agent) resetSpace(sp *space, by *session, who string) (uint32, error) {
 	sp.resetting.Lock()
 	defer sp.resetting.Unlock()
 	at := time.Now() // before its blocks are dropped
-	epoch, others, err := a.registry.reset(sp, by)
+	epoch, err := a.registry.reset(sp)
 	if err != nil {
 		if !errors.Is(err, errSpaceClosed) {
 			a.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
@@ -107,35 +107,27 @@ func (a *Agent) resetSpace(sp *space, by *session, who string) (uint32, error) {
 	}
 	a.metrics.Resets.Add(1)
 	a.guests.Reset(sp.fp, at, who)
-	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
-	for _, other := range others {
-		other.notifyGreeted(&ipc.Epoch{Epoch: epoch})
-	}
+	a.notifyEpoch(sp, by, epoch, who)
 	return epoch, nil
 }
 
 // adopted notifies the sessions of a space of its new epoch.
 func (a *Agent) adopted(fp pool.Fingerprint) {
-	a.guests.Reset(fp, time.Now(), "another node")
-	sp, sessions := a.registry.sessionsOf(fp)
-	if sp == nil {
-		return
-	}
-	signal(a.registry.swept)
-	epoch := a.registry.epochOf(sp)
-	a.log.Info("new weights epoch: the space was reset on another node",
-		zap.String("model", sp.model), spaceField(fp), zap.Uint32("epoch", epoch))
-	for _, s := range sessions {
-		s.notifyGreeted(&ipc.Epoch{Epoch: epoch})
+	const who = "another node"
+	a.guests.Reset(fp, time.Now(), who)
+	if sp := a.registry.space(fp); sp != nil {
+		signal(a.registry.swept)
+		a.notifyEpoch(sp, nil, a.registry.epochOf(sp), who)
 	}
 }
 
-// sessionsOf returns a space and the sessions registered for it, or nil if it does not exist.
-func (r *registry) sessionsOf(fp pool.Fingerprint) (sp *space, sessions []*session) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if sp = r.spaces[fp]; sp == nil {
-		return nil, nil
+// notifyEpoch notifies the sessions of a space, but one, of its new epoch.
+func (a *Agent) notifyEpoch(sp *space, but *session, epoch uint32, who string) {
+	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch),
+		zap.String("by", who))
+	for _, s := range a.sessions.list() {
+		if st := s.seat.Load(); s != but && st != nil && st.space == sp {
+			s.notifyGreeted(&ipc.Epoch{Epoch: epoch})
+		}
 	}
-	return sp, sp.sessionsLocked(nil)
 }
