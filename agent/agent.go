@@ -78,7 +78,7 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, rare: Rarely(log), since: time.Now(),
 		metrics:  report.NewMetrics(endReasons[:]),
-		switches: newSwitches(), guests: noGuests{}, stop: make(chan struct{}),
+		switches: newSwitches(), stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
 	a.ledger = lease.New(max(capacity/4*3, cfg.LeaseBytes), p.Unpin, a.tiers) // saves find room in the rest

@@ -204,9 +204,13 @@ func TestHTTPAnswersToItsNames(t *testing.T) {
 // dead one are no obstacle.
 func TestOneAgentForADirectory(t *testing.T) {
 	r := newRig(t)
-	second, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
-	check(t, err)
-	if err := second.Start(); !errors.Is(err, socketdir.ErrInUse) || !contains(err, "process") {
+	another := func() *Agent {
+		a, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
+		check(t, err)
+		a.Plug(guests.Join(a, r.pool, guests.Options{}, zap.NewNop()))
+		return a
+	}
+	if err := another().Start(); !errors.Is(err, socketdir.ErrInUse) || !contains(err, "process") {
 		t.Fatalf("%v", err)
 	}
 	if got := ask(t, r.asker(socketdir.Lookup), ipc.LookupRequest{}); got.Status != ipc.LookupNotRegistered {
@@ -215,8 +219,7 @@ func TestOneAgentForADirectory(t *testing.T) {
 	r.agent.Close()
 	leaveStale(t, r.path(socketdir.Session))
 	check(t, os.WriteFile(r.path("a file"), nil, 0o600))
-	third, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
-	check(t, err)
+	third := another()
 	check(t, third.Start())
 	if _, err := os.Lstat(r.path("a file")); err != nil {
 		t.Errorf("another file was removed: %v", err)

@@ -89,9 +89,9 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	if req.HashLen > 0 {
 		q.Hashes = pool.Chain(req.Hashes, req.HashLen)
 	}
-	named, pending := len(req.Transfer) > 0, false
+	pending := false
 	var more lookup.Expected
-	if named {
+	if len(req.Transfer) > 0 {
 		if sp := k.spaceIn(k.registry.view.Load(), req); sp != nil { // else it was closed meanwhile
 			more = k.guests.Expect(req, rules, q, &sp.spec)
 		}
@@ -129,9 +129,6 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	}
 	if loadable && reply.Status == ipc.LookupHit {
 		reply.Status = ipc.LookupReady
-	}
-	if named && req.Want >= ipc.WantReserve { // a probe waits for nothing, and may come after DELIVERED
-		k.guests.Waits(req, rules, reply.Status == ipc.LookupPending)
 	}
 }
 

@@ -198,7 +198,7 @@ func (r *rig) checkNothingLeft() {
 	if n := r.agent.memory.pendingFDs.Load(); n != 0 {
 		r.t.Errorf("%d descriptors of incomplete registrations are counted", n)
 	}
-	if x := &st.Transfers; x.Open != 0 || x.Waiting != 0 || x.Fetching != 0 {
+	if x := &st.Transfers; x.Open != 0 || x.Fetching != 0 {
 		r.t.Errorf("left: %+v", x)
 	}
 	if s := &st.Sample; !r.mayMismatch && s.Saves.Mismatched+s.Loads.Mismatched > 0 {
