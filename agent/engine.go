@@ -83,33 +83,20 @@ func (e *engine) fits(r *ipc.Register, sp *space) error {
 		return fmt.Errorf("rank: %s of instance %q is already registered by process %d", placeName(r.Role, r.Rank),
 			e.instance, holder.session.pid)
 	}
-	return nil
+	return e.covers(r)
 }
 
 // covers returns an error if r is the last rank and leaves shards that no rank holds. The ranks
 // before may leave any number: how many shards a later one holds is not known.
 func (e *engine) covers(r *ipc.Register) error {
-	if r.Role != ipc.RoleWorker {
-		return nil
-	}
-	var have [ipc.MaxShards]bool
-	missing := int(r.Shards)
-	hold := func(shards []uint32) {
-		for _, shard := range shards {
-			if !have[shard] {
-				have[shard] = true
-				missing--
-			}
-		}
-	}
-	left := int(e.world) - 1
+	have, left := slices.Clone(r.Held), int(e.world)-1
 	for _, s := range e.ranks {
 		if s != nil {
-			hold(s.shards)
-			left--
+			have, left = append(have, s.shards...), left-1
 		}
 	}
-	if hold(r.Held); left == 0 && missing > 0 {
+	slices.Sort(have)
+	if missing := int(r.Shards) - len(slices.Compact(have)); r.Role == ipc.RoleWorker && left == 0 && missing > 0 {
 		return fmt.Errorf("held: shards %v of rank %d, the last one, leave %d of %d shards without a rank, allowed: "+
 			"every shard has a rank", r.Held, r.Rank, missing, r.Shards)
 	}

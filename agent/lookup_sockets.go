@@ -3,7 +3,6 @@ package agent
 import (
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sync"
 
 	"go.uber.org/zap"
@@ -136,18 +135,6 @@ func (l *lookupSockets) closeLocked(k *lookupSock) {
 }
 
 func (l *lookupSockets) path(name string) string { return filepath.Join(l.cfg.Dir, name) }
-
-// names returns the names of the open sockets, sorted.
-func (l *lookupSockets) names() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	out := make([]string, 0, len(l.byName))
-	for name := range l.byName {
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return out
-}
 
 // malformed logs a request that the server could not read.
 func (k *lookupSock) malformed(err error) {

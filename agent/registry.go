@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -58,9 +60,9 @@ func (r *registry) admit(s *session, reg *ipc.Register, gone <-chan struct{}) (*
 	for {
 		r.mu.Lock()
 		changed := r.changed
-		st, wait, err := r.seatLocked(s, reg)
+		st, err := r.seatLocked(s, reg)
 		r.mu.Unlock()
-		if err == nil || !wait {
+		if err == nil || errors.As(err, new(clashError)) {
 			return st, err
 		}
 		select {
@@ -73,51 +75,36 @@ func (r *registry) admit(s *session, reg *ipc.Register, gone <-chan struct{}) (*
 	}
 }
 
-// seatLocked tries once. wait reports that the reason to refuse may be temporary.
-func (r *registry) seatLocked(s *session, reg *ipc.Register) (st *seat, wait bool, err error) {
-	sp, err := r.spaceLocked(reg)
-	if err != nil {
-		return nil, false, err
+// seatLocked tries once.
+func (r *registry) seatLocked(s *session, reg *ipc.Register) (*seat, error) {
+	fp, identity := pool.Fingerprint(reg.Space()), reg.AppendIdentity(nil)
+	sp, e := r.spaces[fp], r.engines[reg.Instance]
+	switch {
+	case sp != nil && !bytes.Equal(sp.identity, identity):
+		return nil, clashError{fmt.Errorf("identity: another identity has the fingerprint %x", fp)}
+	case sp == nil && len(r.spaces) >= r.limits.Spaces && !r.makeRoomLocked():
+		return nil, fmt.Errorf("identity: engines use %d spaces, allowed: %d", len(r.spaces), r.limits.Spaces)
+	case sp == nil:
+		sp = newSpace(fp, identity, reg, r.floor+1)
 	}
-	e := r.engines[reg.Instance]
 	if e == nil {
 		if len(r.engines) >= r.limits.Engines {
-			return nil, true, fmt.Errorf("instance: %d engines are registered, allowed: %d", len(r.engines),
-				r.limits.Engines)
+			return nil, fmt.Errorf("instance: %d engines are registered, allowed: %d", len(r.engines), r.limits.Engines)
 		}
 		e = newEngine(reg, sp, r.leaseBytes)
-	} else if err := e.fits(reg, sp); err != nil {
-		return nil, true, err
 	}
-	if err := e.covers(reg); err != nil {
-		return nil, true, err
+	if err := e.fits(reg, sp); err != nil {
+		return nil, err
 	}
-	st = &seat{
+	st := &seat{
 		session: s, engine: e, space: sp, role: reg.Role, rank: reg.Rank, shards: slices.Clone(reg.Held),
 		holder: lease.NewHolder(e.acct),
 	}
 	st.held.start = st.start
 	*e.place(reg.Role, reg.Rank) = st
-	r.engines[reg.Instance], r.spaces[sp.fp] = e, sp
+	r.engines[reg.Instance], r.spaces[fp] = e, sp
 	sp.seats[st] = struct{}{}
-	return st, false, nil
-}
-
-// spaceLocked finds or makes the space of a registration. It does not enter a new one in the
-// registry.
-func (r *registry) spaceLocked(reg *ipc.Register) (*space, error) {
-	fp, identity := pool.Fingerprint(reg.Space()), reg.AppendIdentity(nil)
-	sp := r.spaces[fp]
-	if sp == nil {
-		if len(r.spaces) >= r.limits.Spaces && !r.makeRoomLocked() {
-			return nil, fmt.Errorf("identity: engines use %d spaces, allowed: %d", len(r.spaces), r.limits.Spaces)
-		}
-		return newSpace(fp, identity, reg, r.floor+1), nil
-	}
-	if !sp.matches(identity) {
-		return nil, clashError{fmt.Errorf("identity: another identity has the fingerprint %x", fp)}
-	}
-	return sp, nil
+	return st, nil
 }
 
 // claim records the block sizes of a worker's seat before any of its memory is opened.
@@ -146,8 +133,10 @@ func (r *registry) activate(st *seat, start func(*seat) error) error {
 	if st.space.open.Load() == nil {
 		return nil
 	}
-	if !opened {
-		r.limitEnginesLocked(st.space)
+	for _, e := range r.engines {
+		if e.space == st.space && !opened { // its budgets came before, and nothing was stored yet
+			r.limitLocked(e)
+		}
 	}
 	for other := range st.space.seats {
 		if !other.registered || other.leaving || other.role != ipc.RoleWorker || other.worker.Load() != nil {
@@ -179,7 +168,9 @@ func (r *registry) vacate(st *seat) {
 		st.claimed = false
 		sp.disclaimLocked(st.shards)
 	}
-	r.disownLocked(st)
+	if owner := st.owner.Load(); owner != 0 { // what the worker stored stays its engine's
+		r.pool.CloseOwner(pool.Owner(owner))
+	}
 	delete(sp.seats, st)
 	*e.place(st.role, st.rank) = nil
 	if e.emptyLocked() {

@@ -24,17 +24,17 @@ func (a *Agent) Metrics() *report.Metrics { return a.metrics }
 
 // Status returns the agent's state and counters, without what its guests tell.
 func (a *Agent) Status() report.Status {
+	faults := &a.sockets.counts
 	s := report.Status{
 		Version: a.cfg.Version, Boot: hex.EncodeToString(a.boot[:]), Since: a.since,
 		Draining: a.switches.draining(), Switches: a.switches.state(),
 		Sessions: len(a.sessions.list()), Regions: a.memory.open(), Jobs: a.sessions.jobs(),
-		Stuck: len(a.registry.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
-		Sockets: a.sockets.names(), LookupFaults: lookupFaults(&a.sockets.counts), Pool: a.pool.Stats(),
-		Movers: a.movers(), Abandoned: a.cfg.Abandoned,
-		Sample: report.SampleStatus{
-			Every: a.cfg.VerifySample, LastMismatch: *cmp.Or(a.workers.mismatch.Load(), new(string)),
+		Stuck: len(a.registry.stuckWorkers()),
+		LookupFaults: map[string]uint64{
+			"malformed": faults.Malformed.Load(), "unsent": faults.Unsent.Load(), "connection": faults.Dropped.Load(),
 		},
-		Paces: a.workers.pacers.Report(),
+		Pool: a.pool.Stats(), Movers: a.movers(), Abandoned: a.cfg.Abandoned,
+		Sample: report.SampleStatus{Every: a.cfg.VerifySample}, Paces: a.workers.pacers.Report(),
 	}
 	live, ready := a.Live(), a.Ready()
 	s.PID, s.UptimeSeconds, s.Ready = os.Getpid(), time.Since(s.Since).Seconds(), ready == nil
@@ -56,13 +56,6 @@ func (a *Agent) Status() report.Status {
 	}
 	a.metrics.Fill(&s)
 	return s
-}
-
-// lookupFaults returns the counters of what went wrong, by name.
-func lookupFaults(c *ipc.LookupCounts) map[string]uint64 {
-	return map[string]uint64{
-		"malformed": c.Malformed.Load(), "unsent": c.Unsent.Load(), "connection": c.Dropped.Load(),
-	}
 }
 
 // engines returns the registered engines, sorted by name.

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/hex"
 	"errors"
@@ -62,9 +61,6 @@ func identityMap(pairs []ipc.Pair) map[string]string {
 	}
 	return out
 }
-
-// matches compares the identity from which the fingerprint was made.
-func (s *space) matches(identity []byte) bool { return bytes.Equal(s.identity, identity) }
 
 // claimLocked records the sizes of shards, which must agree with those already recorded, or none.
 func (s *space) claimLocked(shards []uint32, sizes [][]uint32) error {

@@ -4,8 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"runtime"
-	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -21,10 +19,9 @@ import (
 // workers starts the transfers of registered workers.
 type workers struct {
 	*Agent
-	lanes    map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
-	pacers   *pace.Devices
-	arena    []byte                 // the pool's, as mapped in this process
-	mismatch atomic.Pointer[string] // the last one; nil: there was none
+	lanes  map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
+	pacers *pace.Devices
+	arena  []byte // the pool's, as mapped in this process
 }
 
 func newWorkers(a *Agent) *workers {
@@ -83,17 +80,15 @@ func (w *workers) sampling(st *seat) transfer.Sampling {
 	}
 }
 
-// mismatched records and logs that a block's bytes differ between an engine and the pool. The block
+// mismatched logs that a block's bytes differ between an engine and the pool. The block
 // has been dropped already.
 func (w *workers) mismatched(st *seat, m *transfer.Mismatch) {
-	text := fmt.Sprintf("%s of %s of instance %q: group %d, block %x (the engine's %d): "+
-		"the engine's memory has the sum %08x, the pool %08x", report.DirectionNames[m.Kind],
-		placeName(st.role, st.rank), st.engine.instance, m.Group, m.Hash, m.Block, m.Engine, m.Slot)
-	dated := time.Now().UTC().Format(time.RFC3339) + ": " + text
-	w.mismatch.Store(&dated)
 	w.rare.Error("a block has other bytes in the engine than in the pool: it is dropped, and the worker's "+
 		"next blocks are all checked; the cause is a broken copy, or broken memory",
-		zap.String("block", text), zap.Uint64("job", m.Job), zap.String("status", report.StatusNames[m.Status]))
+		zap.String("block", fmt.Sprintf("%s of %s of instance %q: group %d, block %x (the engine's %d): "+
+			"the engine's memory has the sum %08x, the pool %08x", report.DirectionNames[m.Kind],
+			placeName(st.role, st.rank), st.engine.instance, m.Group, m.Hash, m.Block, m.Engine, m.Slot)),
+		zap.Uint64("job", m.Job), zap.String("status", report.StatusNames[m.Status]))
 }
 
 // setBudget serves BUDGET, which a registered worker may send once. An agent that cannot keep to it
@@ -149,22 +144,5 @@ func (r *registry) limitLocked(e *engine) {
 	}
 	if owner != 0 {
 		r.pool.SetBudget(pool.Owner(owner), limit)
-	}
-}
-
-// limitEnginesLocked sets the budgets that came before a space was open in the pool. It is called
-// before the first worker of the space can store anything.
-func (r *registry) limitEnginesLocked(sp *space) {
-	for _, e := range r.engines {
-		if e.space == sp {
-			r.limitLocked(e)
-		}
-	}
-}
-
-// disownLocked ends a worker's part in its engine's budget. What it stored stays the engine's.
-func (r *registry) disownLocked(st *seat) {
-	if owner := st.owner.Load(); owner != 0 {
-		r.pool.CloseOwner(pool.Owner(owner))
 	}
 }
