@@ -16,7 +16,6 @@ import (
 	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/agent/raise"
-	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -247,8 +246,7 @@ func (g *Guests) world(tiers pool.Tiers) *history.World {
 		return nil
 	}
 	w := &history.World{
-		History: g.o.History, Spaces: g.explained, Index: g.pool, Memory: g.pool,
-		Names: report.StatusNames, Answers: report.LookupStatusName, Loads: g.Loads,
+		History: g.o.History, Spaces: g.Spaces, Index: g.pool, Memory: g.pool, Loads: g.Loads,
 	}
 	if tiers != nil {
 		w.Ask = func(s pool.SpaceID, group uint8, h pool.Hashes, deadline time.Time) {
@@ -256,18 +254,4 @@ func (g *Guests) world(tiers pool.Tiers) *history.World {
 		}
 	}
 	return w
-}
-
-// explained returns all spaces, for explanations.
-func (g *Guests) explained() []history.Space {
-	spaces := g.Spaces()
-	out := make([]history.Space, len(spaces))
-	for i := range spaces {
-		s := &spaces[i]
-		out[i] = history.Space{
-			Fingerprint: s.Fingerprint, ID: s.ID, Open: s.Open, Engines: s.Engines, Model: s.Model,
-			Identity: s.Identity, HashTokens: s.HashTokens, Groups: s.Descriptions,
-		}
-	}
-	return out
 }
