@@ -4,7 +4,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
@@ -35,7 +34,7 @@ func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupR
 	default:
 		k.find(req, rules, st, start, &reply)
 	}
-	k.metrics.CountLookup(reply.Status, askedTokens(req), uint64(reply.Tokens))
+	k.metrics.CountLookup(reply.Status, min(req.Tokens, math.MaxUint32), uint64(reply.Tokens))
 	return reply
 }
 
@@ -83,7 +82,7 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	reply *ipc.LookupReply) {
 	q := &k.query
 	*q = lookup.Query{
-		Tokens: clampTokens(req.Tokens), HBMTokens: req.HBMTokens, Groups: req.Groups,
+		Tokens: uint32(min(req.Tokens, math.MaxUint32)), HBMTokens: req.HBMTokens, Groups: req.Groups,
 		AllowFull: req.Form != ipc.FormOwn,
 	}
 	if req.HashLen > 0 {
@@ -115,8 +114,11 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		return
 	}
 	late := k.metrics.CountTime(time.Since(start), req.Deadline())
-	if late {
-		k.refuseLate(st, reply)
+	if late { // the client has stopped waiting
+		if reply.Lease != 0 {
+			k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
+		}
+		*reply = ipc.LookupReply{Status: ipc.LookupOverloaded, Boot: reply.Boot, Late: reply.Late}
 	}
 	grows := pending && couldGrow(q, rules, reply.Tokens) || beyond(more, reply)
 	whole := reply.Status == ipc.LookupHit || reply.Status == ipc.LookupLeaseCap && more.Grows
@@ -132,14 +134,6 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	}
 }
 
-// refuseLate turns a late answer into overloaded, because the client has stopped waiting.
-func (k *lookupSock) refuseLate(st *seat, reply *ipc.LookupReply) {
-	if reply.Lease != 0 {
-		k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
-	}
-	*reply = ipc.LookupReply{Status: ipc.LookupOverloaded, Boot: reply.Boot, Late: reply.Late}
-}
-
 // reserve pins the blocks it finds under a lease of the named session.
 func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, reply *ipc.LookupReply) {
 	room, ok := int64(0), false
@@ -153,17 +147,20 @@ func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, rep
 	e := k.ledger.Take()
 	hit := lookup.Reserve(k.index, rules, q, room, e.Refs[:0])
 	e.Refs = hit.Refs
-	switch {
-	case hit.Tokens == 0:
-		k.ledger.GiveBack(e)
-		if hit.Capped {
-			reply.Status, reply.Tokens = ipc.LookupLeaseCap, lookup.Longest(k.index, rules, q)
-			if k.tiers != nil && room >= 2*st.space.unitBytes() {
-				reply.Status = ipc.LookupPending // the prefetch budget is full; it has room again soon
-			}
+	if hit.Tokens > 0 {
+		disk, shared := hit.Fetched(k.tiers, q)
+		if number := k.ledger.Add(st.holder, e, hit.Bytes); number != 0 {
+			reply.Tokens, reply.Lease, reply.Disk, reply.Shared = hit.Tokens, number, disk, shared
+			k.metrics.LeasesGiven.Add(1)
+			return
 		}
-	default:
-		k.addLease(e, st, q, rules, &hit, reply)
+	}
+	k.ledger.GiveBack(e)
+	if hit.Capped || hit.Tokens > 0 {
+		reply.Status, reply.Tokens = ipc.LookupLeaseCap, lookup.Longest(k.index, rules, q)
+		if k.tiers != nil && room >= 2*st.space.unitBytes() {
+			reply.Status = ipc.LookupPending // the prefetch budget is full; it has room again soon
+		}
 	}
 }
 
@@ -184,24 +181,6 @@ func (k *lookupSock) checkReady(q *lookup.Query, rules *lookup.Space, st *seat, 
 	return false
 }
 
-// addLease enters a filled lease in the ledger.
-func (k *lookupSock) addLease(e *lease.Lease, st *seat, q *lookup.Query, rules *lookup.Space, hit *lookup.Hit,
-	reply *ipc.LookupReply) {
-	disk, shared := hit.Fetched(k.tiers, q)
-	number, result := k.ledger.Add(st.holder, e, hit.Bytes)
-	if result == lease.Added {
-		reply.Tokens, reply.Lease, reply.Disk, reply.Shared = hit.Tokens, number, disk, shared
-		k.metrics.LeasesGiven.Add(1)
-		return
-	}
-	k.ledger.GiveBack(e)
-	reply.Status = ipc.LookupLeaseCap
-	if result == lease.NoHolder {
-		reply.Status = ipc.LookupNoSession
-	}
-	reply.Tokens = lookup.Longest(k.index, rules, q)
-}
-
 // reset serves upstream's reset: it starts a new weights epoch of the socket's space.
 func (k *lookupSock) reset(reply *ipc.LookupReply) {
 	reply.Status = ipc.LookupNotRegistered
@@ -213,10 +192,3 @@ func (k *lookupSock) reset(reply *ipc.LookupReply) {
 		reply.Status = ipc.LookupHit
 	}
 }
-
-// clampTokens limits a token count to the 32 bits of the rules; no prompt has more.
-func clampTokens(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
-
-// askedTokens returns the tokens that a look-up adds to the hit rate's denominator, clamped to what
-// a prompt can have.
-func askedTokens(req *ipc.LookupRequest) uint64 { return uint64(clampTokens(req.Tokens)) }

@@ -145,6 +145,6 @@ func (k *lookupSock) malformed(err error) {
 // client, so it would count against the engine's cap until the session ends.
 func (k *lookupSock) unsent(reply ipc.LookupReply) {
 	if reply.Lease != 0 {
-		k.ledger.TakeBack(reply.Lease)
+		k.ledger.Release(nil, []uint64{reply.Lease})
 	}
 }

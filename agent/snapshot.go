@@ -69,7 +69,7 @@ func (a *Agent) engines() []report.EngineStatus {
 			Identity: e.space.pairs,
 			Complete: e.complete.Load(), World: e.world, Sessions: []report.WorkerStatus{},
 		}
-		es.Leases, es.LeaseBytes, _ = a.ledger.Usage(e.acct)
+		es.Leases, es.LeaseBytes = a.ledger.Usage(e.acct)
 		for _, st := range append([]*seat{e.scheduler}, e.ranks...) {
 			if st != nil {
 				es.Sessions = append(es.Sessions, st.status())
