@@ -78,8 +78,10 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, rare: Rarely(log), since: time.Now(),
 		metrics:  report.NewMetrics(endReasons[:]),
-		switches: newSwitches(), stop: make(chan struct{}),
+		switches: &switches{}, stop: make(chan struct{}),
 	}
+	a.switches.loads.Store(true)
+	a.switches.saves.Store(true)
 	a.tiers, _ = p.(pool.Tiers)
 	a.ledger = lease.New(max(capacity/4*3, cfg.LeaseBytes), p.Unpin, a.tiers) // saves find room in the rest
 	if _, err := rand.Read(a.boot[:]); err != nil {

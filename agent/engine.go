@@ -44,6 +44,8 @@ type seat struct {
 	regions int
 	bytes   int64 // of the regions
 
+	lookups *lookupSock // the look-up socket that it named; nil: none
+
 	stages *registration.Stages // a worker's; the session's reader sets them; nil: none were declared
 
 	// The pool's owner of the blocks that the worker stores; 0: none. registry.mu is held when it

@@ -56,13 +56,8 @@ func (s *session) saved(sections []transfer.Section, status []pool.Status) {
 // here.
 func (a *Agent) Unserved(s pool.SpaceID) bool {
 	for _, st := range a.registry.view.Load().seats {
-		if st.role != ipc.RoleScheduler {
-			continue
-		}
-		if rules := st.space.open.Load(); rules == nil || rules.ID != s {
-			continue
-		}
-		if st.session.conn.Unserved() {
+		rules := st.space.open.Load()
+		if st.role == ipc.RoleScheduler && rules != nil && rules.ID == s && st.session.conn.Unserved() {
 			return true
 		}
 	}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"math"
 	"time"
 
@@ -42,7 +43,7 @@ func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupR
 // anything of it, and the seat of the session it names, if that is a seat of the space.
 func (k *lookupSock) resolve(req *ipc.LookupRequest) (*lookup.Space, *seat) {
 	v := k.registry.view.Load()
-	sp := k.spaceIn(v, req)
+	_, sp := k.spaceIn(v, req)
 	if sp == nil {
 		return nil, nil
 	}
@@ -59,13 +60,10 @@ func (k *lookupSock) resolve(req *ipc.LookupRequest) (*lookup.Space, *seat) {
 	return sp.open.Load(), st
 }
 
-// spaceIn returns the space that a request is about, or nil if it is not open.
-func (k *lookupSock) spaceIn(v *view, req *ipc.LookupRequest) *space {
-	fp := pool.Fingerprint(req.Space)
-	if fp == (pool.Fingerprint{}) {
-		fp = k.fp
-	}
-	return v.spaces[fp]
+// spaceIn returns the space that a request is about, which is nil if it is not open.
+func (k *lookupSock) spaceIn(v *view, req *ipc.LookupRequest) (pool.Fingerprint, *space) {
+	fp := cmp.Or(pool.Fingerprint(req.Space), k.fp)
+	return fp, v.spaces[fp]
 }
 
 func groupsFit(groups []uint8, rules *lookup.Space) bool {
@@ -91,7 +89,7 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	pending := false
 	var more lookup.Expected
 	if len(req.Transfer) > 0 {
-		if sp := k.spaceIn(k.registry.view.Load(), req); sp != nil { // else it was closed meanwhile
+		if _, sp := k.spaceIn(k.registry.view.Load(), req); sp != nil { // else it was closed meanwhile
 			more = k.guests.Expect(req, rules, q, &sp.spec)
 		}
 	}

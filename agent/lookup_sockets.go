@@ -21,8 +21,8 @@ type lookupSock struct {
 	name   string
 	fp     pool.Fingerprint // zero: no space of its own
 	server *ipc.LookupServer
-	seats  map[*seat]struct{} // seats whose registration named it; under lookupSockets.mu
-	query  lookup.Query       // this and the next two belong to the handler, which runs one call at a time
+	seats  int          // whose registration named it; under lookupSockets.mu
+	query  lookup.Query // this and the next two belong to the handler, which runs one call at a time
 	asked  []pool.Asked
 	hinted []pool.Ref
 }
@@ -76,7 +76,8 @@ func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 		return "", fmt.Errorf("lookup_name: %q is held for the space %x, allowed: a name of its own for each space",
 			name, k.fp)
 	}
-	k.seats[st] = struct{}{}
+	k.seats++
+	st.lookups = k
 	return l.path(name), nil
 }
 
@@ -85,7 +86,7 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName),
 			l.cfg.Limits.Sockets)
 	}
-	k := &lookupSock{answers: l.answers, name: name, fp: fp, seats: make(map[*seat]struct{})}
+	k := &lookupSock{answers: l.answers, name: name, fp: fp}
 	server, err := ipc.ListenLookup(ipc.LookupOptions{
 		Dir: l.cfg.Dir, Name: name, SocketGroup: l.cfg.SocketGroup, Boot: l.boot, Peers: l.peers, Counts: &l.counts,
 		OnMalformed: k.malformed, OnUnsent: k.unsent,
@@ -104,12 +105,8 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 func (l *lookupSockets) drop(st *seat) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, k := range l.byName {
-		if _, ok := k.seats[st]; !ok {
-			continue
-		}
-		delete(k.seats, st)
-		if len(k.seats) == 0 && k.name != socketdir.Lookup {
+	if k := st.lookups; k != nil {
+		if k.seats--; k.seats == 0 {
 			l.closeLocked(k)
 		}
 	}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -263,7 +264,7 @@ func chain(seed byte, n int) []byte {
 func wantAtStart(t *testing.T, want ...string) {
 	t.Helper()
 	r := newRig(t, withGuests(func(o *guests.Options) { o.HTTP.HTTP = "127.0.0.1:0" }))
-	answer, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/metrics")
+	answer, err := http.Get("http://" + r.httpAddr() + "/metrics")
 	check(t, err)
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
@@ -274,4 +275,9 @@ func wantAtStart(t *testing.T, want ...string) {
 			t.Errorf("no line %s", one)
 		}
 	}
+}
+
+// httpAddr returns the address on which HTTP listens.
+func (r *rig) httpAddr() string {
+	return fmt.Sprint(r.logs.FilterMessage("HTTP").All()[0].ContextMap()["addr"])
 }

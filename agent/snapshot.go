@@ -166,11 +166,9 @@ func (r *registry) space(fp pool.Fingerprint) *space {
 
 // answered tells the guests of a look-up that has its answer.
 func (k *lookupSock) answered(req *ipc.LookupRequest, reply *ipc.LookupReply) {
-	fp, hashTokens := pool.Fingerprint(req.Space), uint32(0)
-	if fp == (pool.Fingerprint{}) {
-		fp = k.fp
-	}
-	if sp := k.registry.view.Load().spaces[fp]; sp != nil {
+	fp, sp := k.spaceIn(k.registry.view.Load(), req)
+	hashTokens := uint32(0)
+	if sp != nil {
 		hashTokens = sp.hashTokens
 	}
 	k.guests.Answered(fp, hashTokens, req, reply)

@@ -410,7 +410,7 @@ func TestBootstrapQuery(t *testing.T) {
 		EngineID   string             `json:"engine_id"`
 		WorkerAddr *map[string]string `json:"worker_addr"`
 	}) {
-		answer, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/query")
+		answer, err := http.Get("http://" + r.httpAddr() + "/query")
 		check(t, err)
 		defer answer.Body.Close()
 		text, err := io.ReadAll(answer.Body)

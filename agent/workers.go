@@ -39,7 +39,10 @@ func (w *workers) start(st *seat) error {
 		Owner:  func() pool.Owner { return pool.Owner(st.owner.Load()) },
 		Device: w.device, Peer: st.peer, Slots: w.pool, Space: space, Spec: st.space.spec,
 		Held:      st.layouts,
-		Integrity: w.cfg.Integrity, Sampling: w.sampling(st),
+		Integrity: w.cfg.Integrity, Sampling: transfer.Sampling{
+			Every: w.cfg.VerifySample, Seed: binary.LittleEndian.Uint64(w.boot[:]) + uint64(st.peer), Arena: w.arena,
+			Mismatch: func(m transfer.Mismatch) { w.mismatched(st, &m) },
+		},
 		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.guests.Awaited(space) },
 		Refusable: w.tiers == nil, // else tiers below memory are to have what is saved
 		Limits:    w.cfg.Limits.Transfer, Complete: st.session.report,
@@ -70,14 +73,6 @@ func (w *workers) lanesLocked(gpu cudaipc.UUID) *transfer.Lanes {
 		w.lanes[gpu] = l
 	}
 	return l
-}
-
-// sampling returns the end-to-end check of a worker's blocks.
-func (w *workers) sampling(st *seat) transfer.Sampling {
-	return transfer.Sampling{
-		Every: w.cfg.VerifySample, Seed: binary.LittleEndian.Uint64(w.boot[:]) + uint64(st.peer), Arena: w.arena,
-		Mismatch: func(m transfer.Mismatch) { w.mismatched(st, &m) },
-	}
 }
 
 // mismatched logs that a block's bytes differ between an engine and the pool. The block

@@ -42,7 +42,6 @@ type Server struct {
 	server  *http.Server
 	serving sync.WaitGroup
 	names   []string // Options.HTTPNames
-	addr    net.Addr // of the TCP listener, nil without one
 }
 
 // Start serves a view until Close.
@@ -62,9 +61,8 @@ func Start(v *View, o Options) (*Server, error) {
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("http: %w", err), admin.Close())
 		}
-		s.addr = tcp.Addr()
 		listeners = append(listeners, tcp)
-		o.Log.Info("HTTP", zap.Stringer("addr", s.addr))
+		o.Log.Info("HTTP", zap.Stringer("addr", tcp.Addr()))
 	}
 	s.page = page.Start(v.pageSource(), o.Log)
 	s.server = &http.Server{
@@ -252,9 +250,6 @@ func (s *Server) Close() {
 	}
 	s.serving.Wait()
 }
-
-// Addr returns the address on which HTTP listens besides admin.sock, or nil.
-func (s *Server) Addr() net.Addr { return s.addr }
 
 // MaxConns bounds the connections that one address of HTTP serves at once. Beyond it the owner with
 // most gives way. HTTP must not take the descriptors that engines need.

@@ -5,7 +5,6 @@ package guests
 import (
 	"context"
 	"errors"
-	"net"
 	"time"
 
 	"go.uber.org/zap"
@@ -143,14 +142,6 @@ func (g *Guests) closed(what string, err error) {
 	if err != nil {
 		g.log.Error("not closed", zap.String("what", what), zap.Error(err))
 	}
-}
-
-// HTTPAddr returns the address on which HTTP listens besides admin.sock, or nil.
-func (g *Guests) HTTPAddr() net.Addr {
-	if g.web == nil {
-		return nil
-	}
-	return g.web.Addr()
 }
 
 // Transfers returns the agent's transfers, for the listener of other agents.
