@@ -64,13 +64,6 @@ type seat struct {
 	held   heldLoads                       // loads held for this registration, which end with it
 }
 
-func newEngine(r *ipc.Register, sp *space, leaseBytes int64) *engine {
-	return &engine{
-		instance: r.Instance, space: sp, world: r.World,
-		ranks: make([]*seat, r.World), acct: lease.NewAccount(leaseBytes),
-	}
-}
-
 // fits returns an error if a registration does not belong to this engine.
 func (e *engine) fits(r *ipc.Register, sp *space) error {
 	switch {
@@ -111,17 +104,6 @@ func (e *engine) place(role uint8, rank uint32) **seat {
 		return &e.scheduler
 	}
 	return &e.ranks[rank]
-}
-
-func (e *engine) emptyLocked() bool {
-	return e.scheduler == nil && !slices.ContainsFunc(e.ranks, func(s *seat) bool { return s != nil })
-}
-
-// allRanksLocked reports whether every rank is registered and has a running worker.
-func (e *engine) allRanksLocked() bool {
-	return !slices.ContainsFunc(e.ranks, func(s *seat) bool {
-		return s == nil || !s.registered || s.worker.Load() == nil
-	})
 }
 
 func placeName(role uint8, rank uint32) string {

@@ -153,21 +153,20 @@ func (a *Agent) Ready() error {
 	case !a.listener.Reachable():
 		return errors.New("session.sock was removed or replaced: no engine can connect any more; restart the agent")
 	}
-	if err := a.memoryProblem(); err != nil {
-		return err
+	if bad := a.pool.Stats().Bad; !bad.Healthy() { // the rest of the pool stays in use
+		return fmt.Errorf("%d pages of the pool cannot be read (limit %d), and %d bytes are not used for it "+
+			"(limit %d): check the node's memory", bad.Pages, bad.MaxPages, bad.Bytes, bad.MaxBytes)
 	}
-	return a.moverProblem()
-}
-
-// memoryProblem returns an error if too many pages of the pool cannot be read. The rest of the pool
-// stays in use.
-func (a *Agent) memoryProblem() error {
-	s := a.pool.Stats()
-	if s.Bad.Healthy() {
-		return nil
+	var failing []string
+	for _, m := range a.movers() {
+		if m.Failing {
+			failing = append(failing, fmt.Sprintf("%s: %s", m.Name, m.LastLoss))
+		}
 	}
-	return fmt.Errorf("%d pages of the pool cannot be read (limit %d), and %d bytes are not used for it (limit %d): "+
-		"check the node's memory", s.Bad.Pages, s.Bad.MaxPages, s.Bad.Bytes, s.Bad.MaxBytes)
+	if len(failing) > 0 {
+		return fmt.Errorf("movers fail again and again: %s", strings.Join(failing, "; "))
+	}
+	return nil
 }
 
 // movers returns the device's movers; none if the device is in this process.
@@ -176,20 +175,6 @@ func (a *Agent) movers() []cudaipc.MoverState {
 		return d.Movers()
 	}
 	return []cudaipc.MoverState{}
-}
-
-// moverProblem returns an error that names the movers that keep failing.
-func (a *Agent) moverProblem() error {
-	var failing []string
-	for _, m := range a.movers() {
-		if m.Failing {
-			failing = append(failing, fmt.Sprintf("%s: %s", m.Name, m.LastLoss))
-		}
-	}
-	if len(failing) == 0 {
-		return nil
-	}
-	return fmt.Errorf("movers fail again and again: %s", strings.Join(failing, "; "))
 }
 
 // stuckWorkers describes the workers whose current step is older than Limits.Stuck.

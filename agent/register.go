@@ -171,7 +171,7 @@ func (s *session) leaveLocked() *seat {
 // refuseLocked answers a refused registration.
 func (s *session) refuseLocked(m *ipc.Register, err error) {
 	status, result := uint8(ipc.RegRefused), report.ResultRefused
-	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
+	if errors.Is(err, pool.ErrIdentity) {
 		status, result = ipc.RegClash, report.ResultClash
 	}
 	s.owner.metrics.Registrations[result].Add(1)

@@ -48,9 +48,6 @@ func newRegistry(p pool.Memory, limits *Limits, leaseBytes int64) *registry {
 	return r
 }
 
-// clashError is an identity clash, which has its own registration status.
-type clashError struct{ error }
-
 // admit gives a checked registration its seat. A conflicting seat or engine may belong to a
 // predecessor that is being torn down, so admit waits up to Limits.Predecessor, or until ending is
 // closed, before it refuses.
@@ -62,7 +59,7 @@ func (r *registry) admit(s *session, reg *ipc.Register, gone <-chan struct{}) (*
 		changed := r.changed
 		st, err := r.seatLocked(s, reg)
 		r.mu.Unlock()
-		if err == nil || errors.As(err, new(clashError)) {
+		if err == nil || errors.Is(err, pool.ErrIdentity) {
 			return st, err
 		}
 		select {
@@ -81,7 +78,7 @@ func (r *registry) seatLocked(s *session, reg *ipc.Register) (*seat, error) {
 	sp, e := r.spaces[fp], r.engines[reg.Instance]
 	switch {
 	case sp != nil && !bytes.Equal(sp.identity, identity):
-		return nil, clashError{fmt.Errorf("identity: another identity has the fingerprint %x", fp)}
+		return nil, fmt.Errorf("identity: another one has the fingerprint %x: %w", fp, pool.ErrIdentity)
 	case sp == nil && len(r.spaces) >= r.limits.Spaces && !r.makeRoomLocked():
 		return nil, fmt.Errorf("identity: engines use %d spaces, allowed: %d", len(r.spaces), r.limits.Spaces)
 	case sp == nil:
@@ -91,7 +88,10 @@ func (r *registry) seatLocked(s *session, reg *ipc.Register) (*seat, error) {
 		if len(r.engines) >= r.limits.Engines {
 			return nil, fmt.Errorf("instance: %d engines are registered, allowed: %d", len(r.engines), r.limits.Engines)
 		}
-		e = newEngine(reg, sp, r.leaseBytes)
+		e = &engine{
+			instance: reg.Instance, space: sp, world: reg.World, ranks: make([]*seat, reg.World),
+			acct: lease.NewAccount(r.leaseBytes),
+		}
 	}
 	if err := e.fits(reg, sp); err != nil {
 		return nil, err
@@ -173,7 +173,7 @@ func (r *registry) vacate(st *seat) {
 	}
 	delete(sp.seats, st)
 	*e.place(st.role, st.rank) = nil
-	if e.emptyLocked() {
+	if e.scheduler == nil && !slices.ContainsFunc(e.ranks, func(s *seat) bool { return s != nil }) {
 		delete(r.engines, e.instance)
 	}
 	if len(sp.seats) == 0 {
@@ -190,7 +190,9 @@ func (r *registry) publishLocked() {
 	v := &view{spaces: make(map[pool.Fingerprint]*space, len(r.spaces)), seats: make(map[uint64]*seat)}
 	complete := make(map[*space]int32, len(r.spaces))
 	for _, e := range r.engines {
-		all := e.allRanksLocked()
+		all := !slices.ContainsFunc(e.ranks, func(s *seat) bool {
+			return s == nil || !s.registered || s.worker.Load() == nil
+		})
 		e.complete.Store(all)
 		if all {
 			complete[e.space]++
@@ -244,7 +246,10 @@ func (r *registry) reset(sp *space) (epoch uint32, err error) {
 func (r *registry) epochOf(sp *space) uint32 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return sp.epochLocked(r.pool)
+	if rules := sp.open.Load(); rules != nil {
+		return r.pool.Epoch(rules.ID)
+	}
+	return sp.epoch
 }
 
 // signal sets a flag that is a channel of capacity 1.

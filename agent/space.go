@@ -133,14 +133,6 @@ func (s *space) makeRules(id pool.SpaceID) *lookup.Space {
 	return rules
 }
 
-// epochLocked returns the current weights epoch.
-func (s *space) epochLocked(p pool.Memory) uint32 {
-	if rules := s.open.Load(); rules != nil {
-		return p.Epoch(rules.ID)
-	}
-	return s.epoch
-}
-
 // spaceField returns the log field of a fingerprint.
 func spaceField(fp pool.Fingerprint) zap.Field { return zap.String("space", hex.EncodeToString(fp[:])) }
 
