@@ -222,7 +222,7 @@ func (t *trial) remembered(f *Fate, mark blockMark, at int64, has *report.Space)
 	}
 	switch {
 	case left && (!refused || d.at > r.at):
-		f.Fate, f.Class = fateOf[d.cause], t.world.History.departures.className(d.class)
+		f.Fate, f.Class = fateOf[d.cause], d.class
 		f.setTime(d.at)
 		if d.cause == pool.ByReset {
 			one, _ := t.world.History.resetBefore(t.space.Fingerprint, d.at)
