@@ -34,7 +34,10 @@ func (a *Agent) Status() report.Status {
 			"malformed": faults.Malformed.Load(), "unsent": faults.Unsent.Load(), "connection": faults.Dropped.Load(),
 		},
 		Pool: a.pool.Stats(), Movers: a.movers(), Abandoned: a.cfg.Abandoned,
-		Sample: report.SampleStatus{Every: a.cfg.VerifySample}, Paces: a.workers.pacers.Report(),
+		Sample: report.SampleStatus{
+			Every: a.cfg.VerifySample, LastMismatch: *cmp.Or(a.workers.mismatch.Load(), new(string)),
+		},
+		Paces: a.workers.pacers.Report(),
 	}
 	live, ready := a.Live(), a.Ready()
 	s.PID, s.UptimeSeconds, s.Ready = os.Getpid(), time.Since(s.Since).Seconds(), ready == nil

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"runtime"
+	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -22,6 +24,8 @@ type workers struct {
 	lanes  map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
 	pacers *pace.Devices
 	arena  []byte // the pool's, as mapped in this process
+
+	mismatch atomic.Pointer[string] // the last one; nil: there was none
 }
 
 func newWorkers(a *Agent) *workers {
@@ -75,15 +79,17 @@ func (w *workers) lanesLocked(gpu cudaipc.UUID) *transfer.Lanes {
 	return l
 }
 
-// mismatched logs that a block's bytes differ between an engine and the pool. The block
+// mismatched records and logs that a block's bytes differ between an engine and the pool. The block
 // has been dropped already.
 func (w *workers) mismatched(st *seat, m *transfer.Mismatch) {
+	text := fmt.Sprintf("%s of %s of instance %q: group %d, block %x (the engine's %d): "+
+		"the engine's memory has the sum %08x, the pool %08x", report.DirectionNames[m.Kind],
+		placeName(st.role, st.rank), st.engine.instance, m.Group, m.Hash, m.Block, m.Engine, m.Slot)
+	dated := time.Now().UTC().Format(time.RFC3339) + ": " + text
+	w.mismatch.Store(&dated)
 	w.rare.Error("a block has other bytes in the engine than in the pool: it is dropped, and the worker's "+
 		"next blocks are all checked; the cause is a broken copy, or broken memory",
-		zap.String("block", fmt.Sprintf("%s of %s of instance %q: group %d, block %x (the engine's %d): "+
-			"the engine's memory has the sum %08x, the pool %08x", report.DirectionNames[m.Kind],
-			placeName(st.role, st.rank), st.engine.instance, m.Group, m.Hash, m.Block, m.Engine, m.Slot)),
-		zap.Uint64("job", m.Job), zap.String("status", report.StatusNames[m.Status]))
+		zap.String("block", text), zap.Uint64("job", m.Job), zap.String("status", report.StatusNames[m.Status]))
 }
 
 // setBudget serves BUDGET, which a registered worker may send once. An agent that cannot keep to it

@@ -124,9 +124,13 @@ func printSample(t io.Writer, s *report.SampleStatus) {
 		fmt.Fprintf(t, "end to end\tno block is checked (--verify-sample 0)\n")
 		return
 	}
-	fmt.Fprintf(t, "end to end\t1 block in %d checked: %d saved and %d loaded match, %d not verified, %d MISMATCHED\n",
+	fmt.Fprintf(t, "end to end\t1 block in %d checked: %d saved and %d loaded match, %d not verified, %d MISMATCHED",
 		s.Every, s.Saves.Matched, s.Loads.Matched,
 		s.Saves.Unverified+s.Loads.Unverified, s.Saves.Mismatched+s.Loads.Mismatched)
+	if s.LastMismatch != "" {
+		fmt.Fprintf(t, "; last: %s", s.LastMismatch)
+	}
+	fmt.Fprintln(t)
 }
 
 func printMover(t io.Writer, m *cudaipc.MoverState) {

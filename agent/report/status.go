@@ -126,8 +126,9 @@ func (m *Metrics) Fill(st *Status) {
 type SampleStatus struct {
 	Every uint32 `json:"every"` // one block in so many; 0: none
 	// Blocks since the start.
-	Saves transfer.SampleCounts `json:"saves"`
-	Loads transfer.SampleCounts `json:"loads"`
+	Saves        transfer.SampleCounts `json:"saves"`
+	Loads        transfer.SampleCounts `json:"loads"`
+	LastMismatch string                `json:"last_mismatch"` // empty: none
 }
 
 // Space is a space that the agent knows.
