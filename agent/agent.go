@@ -38,6 +38,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // Agent is the agent of one node. New makes it, Start opens its sockets, Close ends it. The pool
@@ -74,7 +75,10 @@ type Agent struct {
 func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Agent, error) {
 	capacity := p.Stats().Capacity
 	cfg.LeaseBytes = cmp.Or(cfg.LeaseBytes, max(capacity/2, 1))
-	cfg.fill()
+	cfg.Limits = cmp.Or(cfg.Limits, DefaultLimits)
+	if cfg.CPUPacer == nil {
+		cfg.CPUPacer = pace.New(cfg.Pace, nil)
+	}
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, rare: Rarely(log), since: time.Now(),
 		metrics:  report.NewMetrics(endReasons[:]),

@@ -121,15 +121,15 @@ func (st *seat) step() (string, time.Duration) {
 		return "", 0
 	}
 	state := w.State()
-	name, age := "", time.Duration(0)
-	for _, th := range []struct {
-		name  string
-		state transfer.ThreadState
-	}{{"save", state.Save}, {"load", state.Load}} {
-		busy := th.state.Phase != transfer.Idle && th.state.Phase != "" // empty: no job yet
-		if busy && th.state.Age >= age {
-			name, age = fmt.Sprintf("%s job %d %s", th.name, th.state.Job, th.state.Phase), th.state.Age
-		}
+	kind, th := "save", state.Save
+	busy := func(th *transfer.ThreadState) bool { // an empty phase: no job yet
+		return th.Phase != transfer.Idle && th.Phase != ""
 	}
-	return name, age
+	if load := state.Load; busy(&load) && (!busy(&th) || load.Age >= th.Age) {
+		kind, th = "load", load
+	}
+	if !busy(&th) {
+		return "", 0
+	}
+	return fmt.Sprintf("%s job %d %s", kind, th.Job, th.Phase), th.Age
 }

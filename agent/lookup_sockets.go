@@ -89,8 +89,10 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 	k := &lookupSock{answers: l.answers, name: name, fp: fp}
 	server, err := ipc.ListenLookup(ipc.LookupOptions{
 		Dir: l.cfg.Dir, Name: name, SocketGroup: l.cfg.SocketGroup, Boot: l.boot, Peers: l.peers, Counts: &l.counts,
-		OnMalformed: k.malformed, OnUnsent: k.unsent,
-		OnAnswered: k.answered,
+		OnMalformed: func(err error) {
+			l.rare.Warn("malformed look-up", zap.String("socket", name), zap.Error(err))
+		},
+		OnUnsent: k.unsent, OnAnswered: k.answered,
 	}, k.handle)
 	if err != nil {
 		return nil, fmt.Errorf("lookup_name: %q: %w", name, err)
@@ -132,11 +134,6 @@ func (l *lookupSockets) closeLocked(k *lookupSock) {
 }
 
 func (l *lookupSockets) path(name string) string { return filepath.Join(l.cfg.Dir, name) }
-
-// malformed logs a request that the server could not read.
-func (k *lookupSock) malformed(err error) {
-	k.rare.Warn("malformed look-up", zap.String("socket", k.name), zap.Error(err))
-}
 
 // unsent takes back the lease of an answer that could not be sent. Its number is unknown to any
 // client, so it would count against the engine's cap until the session ends.
