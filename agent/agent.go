@@ -2,19 +2,18 @@
 // connects the sockets, the pool, the look-up rules and the transfers, and releases everything an
 // engine holds when the engine ends.
 //
-// Locks are taken in this order. The locks of the last line are leaves: the only one taken under
-// another of them is an outbox's, under a job table's.
+// Locks are taken in this order. The locks of the last line are leaves.
 //
 //	session.mu          a message is served, or the session torn down
 //	lookupSockets.mu    a socket opens or closes; its goroutine takes the locks below
 //	space.resetting     a weights epoch is advanced, which calls the pool
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
-//	guests' locks       under which the pool's and an outbox's are taken
-//	jobTable.mu, outbox.mu, lease.Ledger.mu, memory.mu,
+//	guests' locks       under which the pool's are taken
+//	jobTable.mu, sessions.mu, lease.Ledger.mu, memory.mu,
 //	a worker's, the pool's
 //
-// switches.mu is taken before sessions.mu and outbox.mu, and while no other lock is held. A
+// switches.mu is taken before sessions.mu, and while no other lock is held. A
 // worker's completion, a look-up other than a reset, and the pool's pressure call (made without the
 // pool's lock) take only locks of the last line. No lock is held during a write to a peer.
 package agent
@@ -39,6 +38,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // Agent is the agent of one node. New makes it, Start opens its sockets, Close ends it. The pool
@@ -65,8 +65,8 @@ type Agent struct {
 	guests Guests
 
 	listener *ipc.SessionListener
-	owned    sync.WaitGroup // goroutines: accept, sweep, expire
-	stop     chan struct{}  // closed to end sweep and expire
+	owned    sync.WaitGroup // goroutines: accept, upkeep
+	stop     chan struct{}  // closed to end upkeep
 	ready    atomic.Bool
 	closing  sync.Once
 }
@@ -75,12 +75,17 @@ type Agent struct {
 func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Agent, error) {
 	capacity := p.Stats().Capacity
 	cfg.LeaseBytes = cmp.Or(cfg.LeaseBytes, max(capacity/2, 1))
-	cfg.fill()
+	cfg.Limits = cmp.Or(cfg.Limits, DefaultLimits)
+	if cfg.CPUPacer == nil {
+		cfg.CPUPacer = pace.New(cfg.Pace, nil)
+	}
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, rare: Rarely(log), since: time.Now(),
 		metrics:  report.NewMetrics(endReasons[:]),
-		switches: newSwitches(), guests: noGuests{}, stop: make(chan struct{}),
+		switches: &switches{}, stop: make(chan struct{}),
 	}
+	a.switches.loads.Store(true)
+	a.switches.saves.Store(true)
 	a.tiers, _ = p.(pool.Tiers)
 	a.ledger = lease.New(max(capacity/4*3, cfg.LeaseBytes), p.Unpin, a.tiers) // saves find room in the rest
 	if _, err := rand.Read(a.boot[:]); err != nil {

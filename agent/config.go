@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"time"
 
 	"github.com/kvagent/kvagent/transfer"
@@ -58,12 +57,4 @@ var DefaultLimits = Limits{
 	Parts: 60 * time.Second, Predecessor: 3 * time.Second,
 	Stuck: 90 * time.Second, Watch: time.Second, AskWait: 2 * time.Millisecond,
 	Transfer: transfer.DefaultLimits,
-}
-
-// fill sets what is zero to its default.
-func (c *Config) fill() {
-	if c.CPUPacer == nil {
-		c.CPUPacer = pace.New(c.Pace, nil)
-	}
-	c.Limits = cmp.Or(c.Limits, DefaultLimits)
 }

@@ -44,6 +44,8 @@ type seat struct {
 	regions int
 	bytes   int64 // of the regions
 
+	lookups *lookupSock // the look-up socket that it named; nil: none
+
 	stages *registration.Stages // a worker's; the session's reader sets them; nil: none were declared
 
 	// The pool's owner of the blocks that the worker stores; 0: none. registry.mu is held when it
@@ -62,13 +64,6 @@ type seat struct {
 	held   heldLoads                       // loads held for this registration, which end with it
 }
 
-func newEngine(r *ipc.Register, sp *space, leaseBytes int64) *engine {
-	return &engine{
-		instance: r.Instance, space: sp, world: r.World,
-		ranks: make([]*seat, r.World), acct: lease.NewAccount(leaseBytes),
-	}
-}
-
 // fits returns an error if a registration does not belong to this engine.
 func (e *engine) fits(r *ipc.Register, sp *space) error {
 	switch {
@@ -83,33 +78,20 @@ func (e *engine) fits(r *ipc.Register, sp *space) error {
 		return fmt.Errorf("rank: %s of instance %q is already registered by process %d", placeName(r.Role, r.Rank),
 			e.instance, holder.session.pid)
 	}
-	return nil
+	return e.covers(r)
 }
 
 // covers returns an error if r is the last rank and leaves shards that no rank holds. The ranks
 // before may leave any number: how many shards a later one holds is not known.
 func (e *engine) covers(r *ipc.Register) error {
-	if r.Role != ipc.RoleWorker {
-		return nil
-	}
-	var have [ipc.MaxShards]bool
-	missing := int(r.Shards)
-	hold := func(shards []uint32) {
-		for _, shard := range shards {
-			if !have[shard] {
-				have[shard] = true
-				missing--
-			}
-		}
-	}
-	left := int(e.world) - 1
+	have, left := slices.Clone(r.Held), int(e.world)-1
 	for _, s := range e.ranks {
 		if s != nil {
-			hold(s.shards)
-			left--
+			have, left = append(have, s.shards...), left-1
 		}
 	}
-	if hold(r.Held); left == 0 && missing > 0 {
+	slices.Sort(have)
+	if missing := int(r.Shards) - len(slices.Compact(have)); r.Role == ipc.RoleWorker && left == 0 && missing > 0 {
 		return fmt.Errorf("held: shards %v of rank %d, the last one, leave %d of %d shards without a rank, allowed: "+
 			"every shard has a rank", r.Held, r.Rank, missing, r.Shards)
 	}
@@ -122,17 +104,6 @@ func (e *engine) place(role uint8, rank uint32) **seat {
 		return &e.scheduler
 	}
 	return &e.ranks[rank]
-}
-
-func (e *engine) emptyLocked() bool {
-	return e.scheduler == nil && !slices.ContainsFunc(e.ranks, func(s *seat) bool { return s != nil })
-}
-
-// allRanksLocked reports whether every rank is registered and has a running worker.
-func (e *engine) allRanksLocked() bool {
-	return !slices.ContainsFunc(e.ranks, func(s *seat) bool {
-		return s == nil || !s.registered || s.worker.Load() == nil
-	})
 }
 
 func placeName(role uint8, rank uint32) string {
@@ -150,15 +121,15 @@ func (st *seat) step() (string, time.Duration) {
 		return "", 0
 	}
 	state := w.State()
-	name, age := "", time.Duration(0)
-	for _, th := range []struct {
-		name  string
-		state transfer.ThreadState
-	}{{"save", state.Save}, {"load", state.Load}} {
-		busy := th.state.Phase != transfer.Idle && th.state.Phase != "" // empty: no job yet
-		if busy && th.state.Age >= age {
-			name, age = fmt.Sprintf("%s job %d %s", th.name, th.state.Job, th.state.Phase), th.state.Age
-		}
+	kind, th := "save", state.Save
+	busy := func(th *transfer.ThreadState) bool { // an empty phase: no job yet
+		return th.Phase != transfer.Idle && th.Phase != ""
 	}
-	return name, age
+	if load := state.Load; busy(&load) && (!busy(&th) || load.Age >= th.Age) {
+		kind, th = "load", load
+	}
+	if !busy(&th) {
+		return "", 0
+	}
+	return fmt.Sprintf("%s job %d %s", kind, th.Job, th.Phase), th.Age
 }

@@ -233,7 +233,7 @@ func TestExplainTierLate(t *testing.T) {
 // Histories are on admin.sock alone.
 func TestExplainIsForTheOperator(t *testing.T) {
 	r := newRig(t, withPool(4<<20), withGuests(func(o *guests.Options) { o.HTTP.HTTP = "127.0.0.1:0" }))
-	answer, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/explain?last=5")
+	answer, err := http.Get("http://" + r.httpAddr() + "/explain?last=5")
 	check(t, err)
 	check(t, answer.Body.Close())
 	if answer.StatusCode != http.StatusForbidden {

@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
+	"io/fs"
+	"os"
 	"testing"
 
 	zmq "github.com/pebbe/zmq4"
@@ -215,5 +218,8 @@ func TestSharedLookupSocket(t *testing.T) {
 	for _, c := range []*client{schedulerB, b[0]} {
 		c.close()
 	}
-	r.waitFor("only the agent's own socket is open", func(s admin.Status) bool { return len(s.Sockets) == 1 })
+	r.waitFor("only the agent's own socket is open", func(admin.Status) bool {
+		_, err := os.Lstat(r.path("shared"))
+		return errors.Is(err, fs.ErrNotExist)
+	})
 }

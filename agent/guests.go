@@ -11,7 +11,7 @@ import (
 
 // Guests are what plugs into the agent beside its core, such as transfers between engines, other
 // agents, hints, KV events, explanations, and HTTP. The agent calls them from any goroutine. The
-// look-up's functions and Committed must not wait.
+// look-up's functions and Saved must not wait.
 type Guests interface {
 	// Start begins before a socket opens, and takes the socket directory. Close ends all when
 	// nothing is served any more; a successor may take the directory then.
@@ -26,67 +26,28 @@ type Guests interface {
 	Left(session uint64)
 	// Reset says that a space has a new weights epoch: at the time, by whom.
 	Reset(fp pool.Fingerprint, at time.Time, by string)
-	// Committed says that a save of a space has ended.
-	Committed(s pool.SpaceID)
-	// Refused says what became of the blocks of a save.
-	Refused(fp pool.Fingerprint, sections []transfer.Section, status []pool.Status)
+	// Saved says what became of the blocks of a save. rules are those of its space; nil: it is not
+	// open.
+	Saved(fp pool.Fingerprint, rules *lookup.Space, sections []transfer.Section, status []pool.Status)
 	// Expire ends what has reached its time. It is called every Limits.Watch.
 	Expire()
 
 	// Expect returns what may still come for a look-up that names a transfer. It is called before
 	// the index is read, so that blocks stored in between are in the answer, or announced.
 	Expect(req *ipc.LookupRequest, rules *lookup.Space, q *lookup.Query, spec *pool.Spec) lookup.Expected
-	// Waits says whether such a look-up, which reserved, was told to wait.
-	Waits(req *ipc.LookupRequest, rules *lookup.Space, waits bool)
 	// Answered says that a look-up has its answer; hashTokens is 0 for an unknown space.
 	Answered(fp pool.Fingerprint, hashTokens uint32, req *ipc.LookupRequest, reply *ipc.LookupReply)
 	// Awaited reports whether an engine may wait for saves of a space.
 	Awaited(s pool.SpaceID) bool
 }
 
-// Plug gives the agent its guests, before Start. Without them it is its core alone.
+// Plug gives the agent its guests, before Start.
 func (a *Agent) Plug(g Guests) { a.guests = g }
-
-// noGuests is the core alone.
-type noGuests struct{}
-
-func (noGuests) Start() error                                                            { return nil }
-func (noGuests) Close()                                                                  {}
-func (noGuests) Serve(uint64, *lookup.Space, any, int, func(any)) bool                   { return false }
-func (noGuests) Left(uint64)                                                             {}
-func (noGuests) Reset(pool.Fingerprint, time.Time, string)                               {}
-func (noGuests) Committed(pool.SpaceID)                                                  {}
-func (noGuests) Refused(pool.Fingerprint, []transfer.Section, []pool.Status)             {}
-func (noGuests) Expire()                                                                 {}
-func (noGuests) Waits(*ipc.LookupRequest, *lookup.Space, bool)                           {}
-func (noGuests) Awaited(pool.SpaceID) bool                                               { return false }
-func (noGuests) Answered(pool.Fingerprint, uint32, *ipc.LookupRequest, *ipc.LookupReply) {}
-
-func (noGuests) Expect(*ipc.LookupRequest, *lookup.Space, *lookup.Query, *pool.Spec) lookup.Expected {
-	return lookup.Expected{}
-}
 
 // saved tells the guests what became of a save's blocks.
 func (s *session) saved(sections []transfer.Section, status []pool.Status) {
 	if st := s.seat.Load(); st != nil {
-		s.owner.guests.Refused(st.space.fp, sections, status)
-		if rules := st.space.open.Load(); rules != nil {
-			s.owner.guests.Committed(rules.ID)
-		}
-	}
-}
-
-// expire lets the guests end what has reached its time, until the agent ends.
-func (a *Agent) expire() {
-	tick := time.NewTicker(a.cfg.Limits.Watch)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			a.guests.Expire()
-		case <-a.stop:
-			return
-		}
+		s.owner.guests.Saved(st.space.fp, st.space.open.Load(), sections, status)
 	}
 }
 
@@ -95,13 +56,8 @@ func (a *Agent) expire() {
 // here.
 func (a *Agent) Unserved(s pool.SpaceID) bool {
 	for _, st := range a.registry.view.Load().seats {
-		if st.role != ipc.RoleScheduler {
-			continue
-		}
-		if rules := st.space.open.Load(); rules == nil || rules.ID != s {
-			continue
-		}
-		if st.session.conn.Unserved() {
+		rules := st.space.open.Load()
+		if st.role == ipc.RoleScheduler && rules != nil && rules.ID == s && st.session.conn.Unserved() {
 			return true
 		}
 	}
@@ -122,25 +78,12 @@ func (a *Agent) OpenSpace(fp pool.Fingerprint) (id pool.SpaceID, epoch uint32, o
 	return rules.ID, a.pool.Epoch(rules.ID), true
 }
 
-// Spec returns the description of the open space with the pool's number; nil: there is none.
-func (a *Agent) Spec(s pool.SpaceID) *pool.Spec {
-	if sp, rules := a.registry.view.Load().open(s); rules != nil {
-		return &sp.spec
-	}
-	return nil
-}
-
-// Windowed reports whether a group of a space has a sliding window.
-func (a *Agent) Windowed(s pool.SpaceID, group uint8) bool {
-	_, rules := a.registry.view.Load().open(s)
-	return rules != nil && int(group) < len(rules.Groups) && rules.Groups[group].Window != 0
-}
-
-// open returns the open space with the pool's number, and its rules; nil: there is none.
-func (v *view) open(s pool.SpaceID) (*space, *lookup.Space) {
-	for _, sp := range v.spaces {
+// Open returns the description and the rules of the open space with the pool's number; nil: there
+// is none.
+func (a *Agent) Open(s pool.SpaceID) (*pool.Spec, *lookup.Space) {
+	for _, sp := range a.registry.view.Load().spaces {
 		if rules := sp.open.Load(); rules != nil && rules.ID == s {
-			return sp, rules
+			return &sp.spec, rules
 		}
 	}
 	return nil, nil

@@ -65,10 +65,9 @@ func (s *session) submit(job transfer.Job, sections []ipc.Section, lease uint64,
 		}
 	}
 	if status == pool.OK {
-		status = st.start(&job, sections)
-	}
-	if status == pool.OK {
-		return nil
+		if status = st.start(&job, sections); status == pool.OK {
+			return nil
+		}
 	}
 	s.jobs.drop(job.ID)
 	statuses := slices.Repeat([]pool.Status{status}, countBlocks(sections))

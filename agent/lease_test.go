@@ -4,12 +4,9 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
-	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/mockengine"
-	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -231,30 +228,4 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 			t.Errorf("%s: %.0f allocations for each look-up, want 0", name, n)
 		}
 	}
-}
-
-// A holder of leases that ends between look and entry gets no lease, and no pin stays.
-func TestReserveAgainstEndOfSession(t *testing.T) {
-	r := newRig(t)
-	scheduler, _, _, q := leaser(t, r)
-	st := r.agent.registry.view.Load().seats[scheduler.welcome.Session]
-	k := r.agent.sockets.byName[socketdir.Lookup]
-	rules := st.space.open.Load()
-	r.agent.ledger.CloseHolder(st.holder)
-	var reply ipc.LookupReply
-	query := lookup.Query{Hashes: pool.Chain(q.Hashes, 32), Tokens: 1000}
-	k.addLease(r.pinned(rules, &query), st, &query, rules, &lookup.Hit{Tokens: 16, Bytes: testBlockBytes}, &reply)
-	if reply.Status != ipc.LookupNoSession || reply.Lease != 0 {
-		t.Errorf("%+v", reply)
-	}
-	if n := r.pool.Stats().Pinned; n != 0 {
-		t.Errorf("%d bytes stay pinned", n)
-	}
-}
-
-func (r *rig) pinned(rules *lookup.Space, q *lookup.Query) *lease.Lease {
-	e := r.agent.ledger.Take()
-	hit := lookup.Reserve(r.pool, rules, q, 1<<30, e.Refs[:0])
-	e.Refs = hit.Refs
-	return e
 }

@@ -20,7 +20,7 @@ import (
 // Start opens the agent's sockets in this order, and closes them again on an error.
 //  1. The guests start: the lock of admin.sock guards the directory, so one agent at a time does
 //     the rest, and an operator sees an agent that is alive and not ready yet.
-//  2. The pool's pressure call is set before anything can pin, and the sweep starts before a space
+//  2. The pool's pressure call is set before anything can pin, and the upkeep starts before a space
 //     can be reset.
 //  3. lookup.sock opens; it answers misses from now on.
 //  4. The session socket opens last: an engine that registers finds everything else running.
@@ -37,8 +37,7 @@ func (a *Agent) Start() (err error) {
 	if a.tiers != nil {
 		a.tiers.OnAdopted(a.adopted)
 	}
-	a.owned.Go(a.sweep)
-	a.owned.Go(a.expire)
+	a.owned.Go(a.upkeep)
 	if err = a.sockets.openOwn(); err != nil {
 		return err
 	}
@@ -86,7 +85,7 @@ var errShutdown = errors.New("the agent is shutting down")
 //     last;
 //  4. the look-up sockets close: every request got its answer until here, and no lease is left;
 //  5. the pressure call is removed: nothing is leased any more;
-//  6. the sweep ends;
+//  6. the upkeep ends;
 //  7. the guests end, and release the directory's lock: a successor may start now.
 func (a *Agent) Close() {
 	a.closing.Do(func() {
@@ -124,6 +123,24 @@ func (a *Agent) Run(ctx, now context.Context, drain time.Duration) error {
 	return err
 }
 
+// upkeep reclaims the memory of reset and closed spaces, and lets the guests end what has reached
+// its time, until the agent ends. It finishes a round of the pool that it has begun, whose time is
+// proportional to the pool's size; a reset does not wait for it.
+func (a *Agent) upkeep() {
+	tick := time.NewTicker(a.cfg.Limits.Watch)
+	defer tick.Stop()
+	for {
+		select {
+		case <-a.registry.swept:
+			a.pool.Sweep()
+		case <-tick.C:
+			a.guests.Expire()
+		case <-a.stop:
+			return
+		}
+	}
+}
+
 // Ready returns the reason why the agent does not serve: its sockets are not open or were removed,
 // it drains, too much of its memory is bad, or a mover that worked cannot
 // be restarted.
@@ -136,21 +153,20 @@ func (a *Agent) Ready() error {
 	case !a.listener.Reachable():
 		return errors.New("session.sock was removed or replaced: no engine can connect any more; restart the agent")
 	}
-	if err := a.memoryProblem(); err != nil {
-		return err
+	if bad := a.pool.Stats().Bad; !bad.Healthy() { // the rest of the pool stays in use
+		return fmt.Errorf("%d pages of the pool cannot be read (limit %d), and %d bytes are not used for it "+
+			"(limit %d): check the node's memory", bad.Pages, bad.MaxPages, bad.Bytes, bad.MaxBytes)
 	}
-	return a.moverProblem()
-}
-
-// memoryProblem returns an error if too many pages of the pool cannot be read. The rest of the pool
-// stays in use.
-func (a *Agent) memoryProblem() error {
-	s := a.pool.Stats()
-	if s.Bad.Healthy() {
-		return nil
+	var failing []string
+	for _, m := range a.movers() {
+		if m.Failing {
+			failing = append(failing, fmt.Sprintf("%s: %s", m.Name, m.LastLoss))
+		}
 	}
-	return fmt.Errorf("%d pages of the pool cannot be read (limit %d), and %d bytes are not used for it (limit %d): "+
-		"check the node's memory", s.Bad.Pages, s.Bad.MaxPages, s.Bad.Bytes, s.Bad.MaxBytes)
+	if len(failing) > 0 {
+		return fmt.Errorf("movers fail again and again: %s", strings.Join(failing, "; "))
+	}
+	return nil
 }
 
 // movers returns the device's movers; none if the device is in this process.
@@ -159,20 +175,6 @@ func (a *Agent) movers() []cudaipc.MoverState {
 		return d.Movers()
 	}
 	return []cudaipc.MoverState{}
-}
-
-// moverProblem returns an error that names the movers that keep failing.
-func (a *Agent) moverProblem() error {
-	var failing []string
-	for _, m := range a.movers() {
-		if m.Failing {
-			failing = append(failing, fmt.Sprintf("%s: %s", m.Name, m.LastLoss))
-		}
-	}
-	if len(failing) == 0 {
-		return nil
-	}
-	return fmt.Errorf("movers fail again and again: %s", strings.Join(failing, "; "))
 }
 
 // stuckWorkers describes the workers whose current step is older than Limits.Stuck.

@@ -88,7 +88,7 @@ func TestHTTP(t *testing.T) {
 	if code, _ := r.admin("POST", "/fault"); code != 404 {
 		t.Errorf("fault without leave: %d", code)
 	}
-	resp, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/metrics")
+	resp, err := http.Get("http://" + r.httpAddr() + "/metrics")
 	check(t, err)
 	metrics, err := io.ReadAll(resp.Body)
 	check(t, errors.Join(err, resp.Body.Close()))
@@ -110,7 +110,7 @@ func TestHTTP(t *testing.T) {
 func TestAddressOnlyReads(t *testing.T) {
 	r := newRig(t, withGuests(func(o *guests.Options) { o.HTTP.HTTP = "127.0.0.1:0" }))
 	ask := func(method, path string) int {
-		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+r.guests.HTTPAddr().String()+path, nil)
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+r.httpAddr()+path, nil)
 		check(t, err)
 		resp, err := http.DefaultClient.Do(req)
 		check(t, err)
@@ -177,7 +177,7 @@ func TestHTTPAnswersToItsNames(t *testing.T) {
 		o.HTTP.HTTP, o.HTTP.HTTPNames = "127.0.0.1:0", []string{"Node-7.example", "10.1.2.3"}
 	}))
 	defer http.DefaultClient.CloseIdleConnections()
-	addr := r.guests.HTTPAddr().String()
+	addr := r.httpAddr()
 	for host, want := range map[string]int{
 		addr: 200, "127.0.0.1": 200, "localhost:1": 200, "LOCALHOST.": 200, "[::1]:9480": 200, "node-7.EXAMPLE:80": 200,
 		"10.1.2.3:9480": 200, "[::ffff:10.1.2.3]": 200,
@@ -204,9 +204,13 @@ func TestHTTPAnswersToItsNames(t *testing.T) {
 // dead one are no obstacle.
 func TestOneAgentForADirectory(t *testing.T) {
 	r := newRig(t)
-	second, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
-	check(t, err)
-	if err := second.Start(); !errors.Is(err, socketdir.ErrInUse) || !contains(err, "process") {
+	another := func() *Agent {
+		a, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
+		check(t, err)
+		a.Plug(guests.Join(a, r.pool, guests.Options{}, zap.NewNop()))
+		return a
+	}
+	if err := another().Start(); !errors.Is(err, socketdir.ErrInUse) || !contains(err, "process") {
 		t.Fatalf("%v", err)
 	}
 	if got := ask(t, r.asker(socketdir.Lookup), ipc.LookupRequest{}); got.Status != ipc.LookupNotRegistered {
@@ -215,8 +219,7 @@ func TestOneAgentForADirectory(t *testing.T) {
 	r.agent.Close()
 	leaveStale(t, r.path(socketdir.Session))
 	check(t, os.WriteFile(r.path("a file"), nil, 0o600))
-	third, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
-	check(t, err)
+	third := another()
 	check(t, third.Start())
 	if _, err := os.Lstat(r.path("a file")); err != nil {
 		t.Errorf("another file was removed: %v", err)

@@ -1,10 +1,10 @@
 package agent
 
 import (
+	"cmp"
 	"math"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
@@ -35,7 +35,7 @@ func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupR
 	default:
 		k.find(req, rules, st, start, &reply)
 	}
-	k.metrics.CountLookup(reply.Status, askedTokens(req), uint64(reply.Tokens))
+	k.metrics.CountLookup(reply.Status, min(req.Tokens, math.MaxUint32), uint64(reply.Tokens))
 	return reply
 }
 
@@ -43,7 +43,7 @@ func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupR
 // anything of it, and the seat of the session it names, if that is a seat of the space.
 func (k *lookupSock) resolve(req *ipc.LookupRequest) (*lookup.Space, *seat) {
 	v := k.registry.view.Load()
-	sp := k.spaceIn(v, req)
+	_, sp := k.spaceIn(v, req)
 	if sp == nil {
 		return nil, nil
 	}
@@ -60,13 +60,10 @@ func (k *lookupSock) resolve(req *ipc.LookupRequest) (*lookup.Space, *seat) {
 	return sp.open.Load(), st
 }
 
-// spaceIn returns the space that a request is about, or nil if it is not open.
-func (k *lookupSock) spaceIn(v *view, req *ipc.LookupRequest) *space {
-	fp := pool.Fingerprint(req.Space)
-	if fp == (pool.Fingerprint{}) {
-		fp = k.fp
-	}
-	return v.spaces[fp]
+// spaceIn returns the space that a request is about, which is nil if it is not open.
+func (k *lookupSock) spaceIn(v *view, req *ipc.LookupRequest) (pool.Fingerprint, *space) {
+	fp := cmp.Or(pool.Fingerprint(req.Space), k.fp)
+	return fp, v.spaces[fp]
 }
 
 func groupsFit(groups []uint8, rules *lookup.Space) bool {
@@ -83,16 +80,16 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	reply *ipc.LookupReply) {
 	q := &k.query
 	*q = lookup.Query{
-		Tokens: clampTokens(req.Tokens), HBMTokens: req.HBMTokens, Groups: req.Groups,
+		Tokens: uint32(min(req.Tokens, math.MaxUint32)), HBMTokens: req.HBMTokens, Groups: req.Groups,
 		AllowFull: req.Form != ipc.FormOwn,
 	}
 	if req.HashLen > 0 {
 		q.Hashes = pool.Chain(req.Hashes, req.HashLen)
 	}
-	named, pending := len(req.Transfer) > 0, false
+	pending := false
 	var more lookup.Expected
-	if named {
-		if sp := k.spaceIn(k.registry.view.Load(), req); sp != nil { // else it was closed meanwhile
+	if len(req.Transfer) > 0 {
+		if _, sp := k.spaceIn(k.registry.view.Load(), req); sp != nil { // else it was closed meanwhile
 			more = k.guests.Expect(req, rules, q, &sp.spec)
 		}
 	}
@@ -115,8 +112,11 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		return
 	}
 	late := k.metrics.CountTime(time.Since(start), req.Deadline())
-	if late {
-		k.refuseLate(st, reply)
+	if late { // the client has stopped waiting
+		if reply.Lease != 0 {
+			k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
+		}
+		*reply = ipc.LookupReply{Status: ipc.LookupOverloaded, Boot: reply.Boot, Late: reply.Late}
 	}
 	grows := pending && couldGrow(q, rules, reply.Tokens) || beyond(more, reply)
 	whole := reply.Status == ipc.LookupHit || reply.Status == ipc.LookupLeaseCap && more.Grows
@@ -130,17 +130,6 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	if loadable && reply.Status == ipc.LookupHit {
 		reply.Status = ipc.LookupReady
 	}
-	if named && req.Want >= ipc.WantReserve { // a probe waits for nothing, and may come after DELIVERED
-		k.guests.Waits(req, rules, reply.Status == ipc.LookupPending)
-	}
-}
-
-// refuseLate turns a late answer into overloaded, because the client has stopped waiting.
-func (k *lookupSock) refuseLate(st *seat, reply *ipc.LookupReply) {
-	if reply.Lease != 0 {
-		k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
-	}
-	*reply = ipc.LookupReply{Status: ipc.LookupOverloaded, Boot: reply.Boot, Late: reply.Late}
 }
 
 // reserve pins the blocks it finds under a lease of the named session.
@@ -156,17 +145,20 @@ func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, rep
 	e := k.ledger.Take()
 	hit := lookup.Reserve(k.index, rules, q, room, e.Refs[:0])
 	e.Refs = hit.Refs
-	switch {
-	case hit.Tokens == 0:
-		k.ledger.GiveBack(e)
-		if hit.Capped {
-			reply.Status, reply.Tokens = ipc.LookupLeaseCap, lookup.Longest(k.index, rules, q)
-			if k.tiers != nil && room >= 2*st.space.unitBytes() {
-				reply.Status = ipc.LookupPending // the prefetch budget is full; it has room again soon
-			}
+	if hit.Tokens > 0 {
+		disk, shared := hit.Fetched(k.tiers, q)
+		if number := k.ledger.Add(st.holder, e, hit.Bytes); number != 0 {
+			reply.Tokens, reply.Lease, reply.Disk, reply.Shared = hit.Tokens, number, disk, shared
+			k.metrics.LeasesGiven.Add(1)
+			return
 		}
-	default:
-		k.addLease(e, st, q, rules, &hit, reply)
+	}
+	k.ledger.GiveBack(e)
+	if hit.Capped || hit.Tokens > 0 {
+		reply.Status, reply.Tokens = ipc.LookupLeaseCap, lookup.Longest(k.index, rules, q)
+		if k.tiers != nil && room >= 2*st.space.unitBytes() {
+			reply.Status = ipc.LookupPending // the prefetch budget is full; it has room again soon
+		}
 	}
 }
 
@@ -187,24 +179,6 @@ func (k *lookupSock) checkReady(q *lookup.Query, rules *lookup.Space, st *seat, 
 	return false
 }
 
-// addLease enters a filled lease in the ledger.
-func (k *lookupSock) addLease(e *lease.Lease, st *seat, q *lookup.Query, rules *lookup.Space, hit *lookup.Hit,
-	reply *ipc.LookupReply) {
-	disk, shared := hit.Fetched(k.tiers, q)
-	number, result := k.ledger.Add(st.holder, e, hit.Bytes)
-	if result == lease.Added {
-		reply.Tokens, reply.Lease, reply.Disk, reply.Shared = hit.Tokens, number, disk, shared
-		k.metrics.LeasesGiven.Add(1)
-		return
-	}
-	k.ledger.GiveBack(e)
-	reply.Status = ipc.LookupLeaseCap
-	if result == lease.NoHolder {
-		reply.Status = ipc.LookupNoSession
-	}
-	reply.Tokens = lookup.Longest(k.index, rules, q)
-}
-
 // reset serves upstream's reset: it starts a new weights epoch of the socket's space.
 func (k *lookupSock) reset(reply *ipc.LookupReply) {
 	reply.Status = ipc.LookupNotRegistered
@@ -216,10 +190,3 @@ func (k *lookupSock) reset(reply *ipc.LookupReply) {
 		reply.Status = ipc.LookupHit
 	}
 }
-
-// clampTokens limits a token count to the 32 bits of the rules; no prompt has more.
-func clampTokens(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
-
-// askedTokens returns the tokens that a look-up adds to the hit rate's denominator, clamped to what
-// a prompt can have.
-func askedTokens(req *ipc.LookupRequest) uint64 { return uint64(clampTokens(req.Tokens)) }

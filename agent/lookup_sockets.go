@@ -3,7 +3,6 @@ package agent
 import (
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sync"
 
 	"go.uber.org/zap"
@@ -22,8 +21,8 @@ type lookupSock struct {
 	name   string
 	fp     pool.Fingerprint // zero: no space of its own
 	server *ipc.LookupServer
-	seats  map[*seat]struct{} // seats whose registration named it; under lookupSockets.mu
-	query  lookup.Query       // this and the next two belong to the handler, which runs one call at a time
+	seats  int          // whose registration named it; under lookupSockets.mu
+	query  lookup.Query // this and the next two belong to the handler, which runs one call at a time
 	asked  []pool.Asked
 	hinted []pool.Ref
 }
@@ -77,7 +76,8 @@ func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 		return "", fmt.Errorf("lookup_name: %q is held for the space %x, allowed: a name of its own for each space",
 			name, k.fp)
 	}
-	k.seats[st] = struct{}{}
+	k.seats++
+	st.lookups = k
 	return l.path(name), nil
 }
 
@@ -86,11 +86,13 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName),
 			l.cfg.Limits.Sockets)
 	}
-	k := &lookupSock{answers: l.answers, name: name, fp: fp, seats: make(map[*seat]struct{})}
+	k := &lookupSock{answers: l.answers, name: name, fp: fp}
 	server, err := ipc.ListenLookup(ipc.LookupOptions{
 		Dir: l.cfg.Dir, Name: name, SocketGroup: l.cfg.SocketGroup, Boot: l.boot, Peers: l.peers, Counts: &l.counts,
-		OnMalformed: k.malformed, OnUnsent: k.unsent,
-		OnAnswered: k.answered,
+		OnMalformed: func(err error) {
+			l.rare.Warn("malformed look-up", zap.String("socket", name), zap.Error(err))
+		},
+		OnUnsent: k.unsent, OnAnswered: k.answered,
 	}, k.handle)
 	if err != nil {
 		return nil, fmt.Errorf("lookup_name: %q: %w", name, err)
@@ -105,12 +107,8 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 func (l *lookupSockets) drop(st *seat) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, k := range l.byName {
-		if _, ok := k.seats[st]; !ok {
-			continue
-		}
-		delete(k.seats, st)
-		if len(k.seats) == 0 && k.name != socketdir.Lookup {
+	if k := st.lookups; k != nil {
+		if k.seats--; k.seats == 0 {
 			l.closeLocked(k)
 		}
 	}
@@ -137,27 +135,10 @@ func (l *lookupSockets) closeLocked(k *lookupSock) {
 
 func (l *lookupSockets) path(name string) string { return filepath.Join(l.cfg.Dir, name) }
 
-// names returns the names of the open sockets, sorted.
-func (l *lookupSockets) names() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	out := make([]string, 0, len(l.byName))
-	for name := range l.byName {
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return out
-}
-
-// malformed logs a request that the server could not read.
-func (k *lookupSock) malformed(err error) {
-	k.rare.Warn("malformed look-up", zap.String("socket", k.name), zap.Error(err))
-}
-
 // unsent takes back the lease of an answer that could not be sent. Its number is unknown to any
 // client, so it would count against the engine's cap until the session ends.
 func (k *lookupSock) unsent(reply ipc.LookupReply) {
 	if reply.Lease != 0 {
-		k.ledger.TakeBack(reply.Lease)
+		k.ledger.Release(nil, []uint64{reply.Lease})
 	}
 }

@@ -68,13 +68,11 @@ func (m *memory) open() int {
 // early. The socket's end must prove that no memory is touched, so close logs that and waits as
 // long as it takes.
 func (m *memory) close(st *seat) {
-	pause := time.NewTicker(closeRetry)
-	defer pause.Stop()
-	logged := false
-	for {
+	for logged := false; ; time.Sleep(closeRetry) {
 		err := st.peer.Close()
 		if err == nil {
-			break
+			m.give(st.regions, st.bytes)
+			return
 		}
 		if !logged {
 			logged = true
@@ -84,9 +82,7 @@ func (m *memory) close(st *seat) {
 		if !errors.Is(err, cudaipc.ErrBusy) {
 			return // the regions stay counted
 		}
-		<-pause.C
 	}
-	m.give(st.regions, st.bytes)
 }
 
 // closeRetry is the pause between attempts to close regions with a copy in flight.

@@ -71,7 +71,7 @@ func TestRecord(t *testing.T) {
 	if _, err := adminclient.New(r.dir).Get(t.Context(), "/record"); !contains(err, "2 recordings run") {
 		t.Errorf("a third recording: %v", err)
 	}
-	got1, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/record")
+	got1, err := http.Get("http://" + r.httpAddr() + "/record")
 	check(t, err)
 	if check(t, got1.Body.Close()); got1.StatusCode != http.StatusForbidden {
 		t.Errorf("over TCP: %s", got1.Status)

@@ -45,7 +45,7 @@ func (s *session) registerLocked(m *ipc.Register) error {
 			s.terminate(endLimit, ipc.ErrCodeLimit,
 				fmt.Errorf("the parts of REGISTER did not come within %v", s.owner.cfg.Limits.Parts))
 		})}
-	s.completeLocked()
+	s.partLocked(nil)
 	return nil
 }
 
@@ -56,48 +56,36 @@ func (s *session) regionsLocked(m *ipc.Regions, fds []int) {
 		registration.CloseFDs(fds)
 		return
 	}
-	if err := s.addRegionsLocked(m, fds); err != nil {
-		s.refusePartsLocked(err)
-		return
+	pending := s.owner.memory.pendingFDs.Add(int64(len(fds)))
+	err := s.mu.reg.AddRegions(m, fds)
+	if most := s.owner.memory.maxPending; err == nil && pending > most {
+		err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete", most)
 	}
-	s.completeLocked()
-}
-
-// addRegionsLocked adds regions to the registration, and counts their descriptors even if the
-// message makes it panic.
-func (s *session) addRegionsLocked(m *ipc.Regions, fds []int) (err error) {
-	before := s.mu.reg.FDs()
-	defer func() {
-		if s.owner.memory.pendingFDs.Add(int64(s.mu.reg.FDs()-before)) > s.owner.memory.maxPending && err == nil {
-			err = fmt.Errorf("regions: more than %d descriptors wait in registrations that are not complete",
-				s.owner.memory.maxPending)
-		}
-	}()
-	return s.mu.reg.AddRegions(m, fds)
+	s.partLocked(err)
 }
 
 // segmentsLocked serves SEGMENTS as regionsLocked does REGIONS.
 func (s *session) segmentsLocked(m *ipc.Segments) {
-	if s.mu.reg == nil || s.mu.reg.Msg.Req != m.Req {
-		return
+	if s.mu.reg != nil && s.mu.reg.Msg.Req == m.Req {
+		s.partLocked(s.mu.reg.AddSegments(m))
 	}
-	if err := s.mu.reg.AddSegments(m); err != nil {
-		s.refusePartsLocked(err)
-		return
-	}
-	s.completeLocked()
 }
 
-// completeLocked finishes a registration once all its parts have arrived.
-func (s *session) completeLocked() {
-	if !s.mu.reg.Complete() {
+// partLocked finishes a registration once all its parts have arrived, or refuses it for an error of
+// one.
+func (s *session) partLocked(err error) {
+	reg := s.mu.reg
+	if err == nil && !reg.Complete() {
 		return
 	}
-	reg := s.mu.reg
 	reg.timer.Stop()
-	path, err := s.install(reg)
+	var path string
+	if err == nil {
+		path, err = s.install(reg)
+	}
 	if err != nil {
-		s.refusePartsLocked(err)
+		s.leaveLocked()
+		s.refuseLocked(&reg.Msg, err)
 		return
 	}
 	s.mu.reg = nil
@@ -112,7 +100,7 @@ func (s *session) completeLocked() {
 	})
 }
 
-// install turns a complete registration into a registered seat. After an error, refusePartsLocked
+// install turns a complete registration into a registered seat. After an error, leaveLocked
 // undoes what it did.
 func (s *session) install(reg *registering) (path string, err error) {
 	st := reg.seat
@@ -137,17 +125,17 @@ func (s *session) install(reg *registering) (path string, err error) {
 // open imports all of the worker's regions, or none.
 func (s *session) open(reg *registering) error {
 	st, m := reg.seat, s.owner.memory
-	count, bytes := reg.Pieces(), reg.Bytes()
-	if err := m.take(count, bytes); err != nil {
-		return fmt.Errorf("regions: %w", err)
-	}
-	peer, err := s.importRegions(reg)
-	if err != nil {
+	count, bytes := reg.Size()
+	err := m.take(count, bytes)
+	if err == nil {
+		var peer cudaipc.Peer
+		if peer, err = s.importRegions(reg); err == nil {
+			st.peer, st.regions, st.bytes = peer, count, bytes
+			return nil
+		}
 		m.give(count, bytes)
-		return fmt.Errorf("regions: %w", err)
 	}
-	st.peer, st.gpu, st.regions, st.bytes = peer, reg.GPU(), count, bytes
-	return nil
+	return fmt.Errorf("regions: %w", err)
 }
 
 func (s *session) importRegions(reg *registering) (cudaipc.Peer, error) {
@@ -157,35 +145,34 @@ func (s *session) importRegions(reg *registering) (cudaipc.Peer, error) {
 	}
 	s.owner.memory.pendingFDs.Add(-int64(reg.FDs()))
 	im := reg.Imports(s.pid)
-	im.Proof = proof
+	reg.seat.gpu, im.Proof = im.GPU, proof
 	gone, unwatch := s.watchHangup()
 	defer unwatch()
 	im.Cancelled, im.Lost = gone, s.lostMemory
 	return s.owner.memory.device.Import(im)
 }
 
-// refusePartsLocked refuses a registration that holds a seat.
-func (s *session) refusePartsLocked(err error) {
-	reg := s.mu.reg
-	s.abandonLocked()
-	s.refuseLocked(&reg.Msg, err)
-}
-
-// abandonLocked undoes a registration that is not complete.
-func (s *session) abandonLocked() {
-	reg := s.mu.reg
-	reg.timer.Stop()
-	s.owner.memory.pendingFDs.Add(-int64(reg.FDs()))
-	reg.Drop()
-	s.mu.reg = nil
-	s.owner.vacate(reg.seat)
-	s.seat.Store(nil)
+// leaveLocked undoes the session's registration, also one whose parts have not all arrived, and
+// returns its seat; nil: there is none.
+func (s *session) leaveLocked() *seat {
+	st := s.seat.Load()
+	if reg := s.mu.reg; reg != nil {
+		reg.timer.Stop()
+		s.owner.memory.pendingFDs.Add(-int64(reg.FDs()))
+		reg.Drop()
+		st, s.mu.reg = reg.seat, nil
+	}
+	if st != nil {
+		s.owner.vacate(st)
+		s.seat.Store(nil)
+	}
+	return st
 }
 
 // refuseLocked answers a refused registration.
 func (s *session) refuseLocked(m *ipc.Register, err error) {
 	status, result := uint8(ipc.RegRefused), report.ResultRefused
-	if errors.As(err, new(clashError)) || errors.Is(err, pool.ErrIdentity) {
+	if errors.Is(err, pool.ErrIdentity) {
 		status, result = ipc.RegClash, report.ResultClash
 	}
 	s.owner.metrics.Registrations[result].Add(1)
@@ -203,6 +190,7 @@ func (s *session) watchHangup() (gone <-chan struct{}, unwatch func()) {
 	noticed, over, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
+		defer close(noticed)
 		tick := time.NewTicker(hangupPoll)
 		defer tick.Stop()
 		for !s.conn.HungUp() {
@@ -210,15 +198,12 @@ func (s *session) watchHangup() (gone <-chan struct{}, unwatch func()) {
 			case <-over:
 				return
 			case <-s.ending:
-				close(noticed)
 				return
 			case <-s.conn.Dead():
-				close(noticed)
 				return
 			case <-tick.C:
 			}
 		}
-		close(noticed)
 	}()
 	return noticed, func() {
 		close(over)

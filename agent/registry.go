@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -46,9 +48,6 @@ func newRegistry(p pool.Memory, limits *Limits, leaseBytes int64) *registry {
 	return r
 }
 
-// clashError is an identity clash, which has its own registration status.
-type clashError struct{ error }
-
 // admit gives a checked registration its seat. A conflicting seat or engine may belong to a
 // predecessor that is being torn down, so admit waits up to Limits.Predecessor, or until ending is
 // closed, before it refuses.
@@ -58,9 +57,9 @@ func (r *registry) admit(s *session, reg *ipc.Register, gone <-chan struct{}) (*
 	for {
 		r.mu.Lock()
 		changed := r.changed
-		st, wait, err := r.seatLocked(s, reg)
+		st, err := r.seatLocked(s, reg)
 		r.mu.Unlock()
-		if err == nil || !wait {
+		if err == nil || errors.Is(err, pool.ErrIdentity) {
 			return st, err
 		}
 		select {
@@ -73,51 +72,39 @@ func (r *registry) admit(s *session, reg *ipc.Register, gone <-chan struct{}) (*
 	}
 }
 
-// seatLocked tries once. wait reports that the reason to refuse may be temporary.
-func (r *registry) seatLocked(s *session, reg *ipc.Register) (st *seat, wait bool, err error) {
-	sp, err := r.spaceLocked(reg)
-	if err != nil {
-		return nil, false, err
+// seatLocked tries once.
+func (r *registry) seatLocked(s *session, reg *ipc.Register) (*seat, error) {
+	fp, identity := pool.Fingerprint(reg.Space()), reg.AppendIdentity(nil)
+	sp, e := r.spaces[fp], r.engines[reg.Instance]
+	switch {
+	case sp != nil && !bytes.Equal(sp.identity, identity):
+		return nil, fmt.Errorf("identity: another one has the fingerprint %x: %w", fp, pool.ErrIdentity)
+	case sp == nil && len(r.spaces) >= r.limits.Spaces && !r.makeRoomLocked():
+		return nil, fmt.Errorf("identity: engines use %d spaces, allowed: %d", len(r.spaces), r.limits.Spaces)
+	case sp == nil:
+		sp = newSpace(fp, identity, reg, r.floor+1)
 	}
-	e := r.engines[reg.Instance]
 	if e == nil {
 		if len(r.engines) >= r.limits.Engines {
-			return nil, true, fmt.Errorf("instance: %d engines are registered, allowed: %d", len(r.engines),
-				r.limits.Engines)
+			return nil, fmt.Errorf("instance: %d engines are registered, allowed: %d", len(r.engines), r.limits.Engines)
 		}
-		e = newEngine(reg, sp, r.leaseBytes)
-	} else if err := e.fits(reg, sp); err != nil {
-		return nil, true, err
+		e = &engine{
+			instance: reg.Instance, space: sp, world: reg.World, ranks: make([]*seat, reg.World),
+			acct: lease.NewAccount(r.leaseBytes),
+		}
 	}
-	if err := e.covers(reg); err != nil {
-		return nil, true, err
+	if err := e.fits(reg, sp); err != nil {
+		return nil, err
 	}
-	st = &seat{
+	st := &seat{
 		session: s, engine: e, space: sp, role: reg.Role, rank: reg.Rank, shards: slices.Clone(reg.Held),
 		holder: lease.NewHolder(e.acct),
 	}
 	st.held.start = st.start
 	*e.place(reg.Role, reg.Rank) = st
-	r.engines[reg.Instance], r.spaces[sp.fp] = e, sp
+	r.engines[reg.Instance], r.spaces[fp] = e, sp
 	sp.seats[st] = struct{}{}
-	return st, false, nil
-}
-
-// spaceLocked finds or makes the space of a registration. It does not enter a new one in the
-// registry.
-func (r *registry) spaceLocked(reg *ipc.Register) (*space, error) {
-	fp, identity := pool.Fingerprint(reg.Space()), reg.AppendIdentity(nil)
-	sp := r.spaces[fp]
-	if sp == nil {
-		if len(r.spaces) >= r.limits.Spaces && !r.makeRoomLocked() {
-			return nil, fmt.Errorf("identity: engines use %d spaces, allowed: %d", len(r.spaces), r.limits.Spaces)
-		}
-		return newSpace(fp, identity, reg, r.floor+1), nil
-	}
-	if !sp.matches(identity) {
-		return nil, clashError{fmt.Errorf("identity: another identity has the fingerprint %x", fp)}
-	}
-	return sp, nil
+	return st, nil
 }
 
 // claim records the block sizes of a worker's seat before any of its memory is opened.
@@ -146,8 +133,10 @@ func (r *registry) activate(st *seat, start func(*seat) error) error {
 	if st.space.open.Load() == nil {
 		return nil
 	}
-	if !opened {
-		r.limitEnginesLocked(st.space)
+	for _, e := range r.engines {
+		if e.space == st.space && !opened { // its budgets came before, and nothing was stored yet
+			r.limitLocked(e)
+		}
 	}
 	for other := range st.space.seats {
 		if !other.registered || other.leaving || other.role != ipc.RoleWorker || other.worker.Load() != nil {
@@ -179,10 +168,12 @@ func (r *registry) vacate(st *seat) {
 		st.claimed = false
 		sp.disclaimLocked(st.shards)
 	}
-	r.disownLocked(st)
+	if owner := st.owner.Load(); owner != 0 { // what the worker stored stays its engine's
+		r.pool.CloseOwner(pool.Owner(owner))
+	}
 	delete(sp.seats, st)
 	*e.place(st.role, st.rank) = nil
-	if e.emptyLocked() {
+	if e.scheduler == nil && !slices.ContainsFunc(e.ranks, func(s *seat) bool { return s != nil }) {
 		delete(r.engines, e.instance)
 	}
 	if len(sp.seats) == 0 {
@@ -199,7 +190,9 @@ func (r *registry) publishLocked() {
 	v := &view{spaces: make(map[pool.Fingerprint]*space, len(r.spaces)), seats: make(map[uint64]*seat)}
 	complete := make(map[*space]int32, len(r.spaces))
 	for _, e := range r.engines {
-		all := e.allRanksLocked()
+		all := !slices.ContainsFunc(e.ranks, func(s *seat) bool {
+			return s == nil || !s.registered || s.worker.Load() == nil
+		})
 		e.complete.Store(all)
 		if all {
 			complete[e.space]++
@@ -219,22 +212,21 @@ func (r *registry) publishLocked() {
 	r.view.Store(v)
 }
 
-// reset starts a new weights epoch of a space, and returns the other sessions of the space.
-// sp.resetting is held. mu is not held while the pool advances the epoch, which may wait for a
-// disk.
-func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*session, err error) {
+// reset starts a new weights epoch of a space. sp.resetting is held. mu is not held while the pool
+// advances the epoch, which may wait for a disk.
+func (r *registry) reset(sp *space) (epoch uint32, err error) {
 	r.mu.Lock()
 	closed := sp.closed // it stays so while sp.resetting is held
 	r.mu.Unlock()
 	if closed {
-		return 0, nil, errSpaceClosed
+		return 0, errSpaceClosed
 	}
 	defer signal(r.swept)
 	if sp.open.Load() == nil {
 		// A reset applies to what a pool that outlives the agent has stored of it, too, and must
 		// not be lost with this process.
 		if err := r.pool.Forget(sp.fp); err != nil {
-			return 0, nil, err
+			return 0, err
 		}
 	}
 	r.mu.Lock()
@@ -245,30 +237,19 @@ func (r *registry) reset(sp *space, by *session) (epoch uint32, others []*sessio
 	epoch = sp.epoch
 	r.mu.Unlock()
 	if rules != nil {
-		if epoch, err = r.pool.ResetSpace(rules.ID); err != nil {
-			return 0, nil, err
-		}
+		return r.pool.ResetSpace(rules.ID)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return epoch, sp.sessionsLocked(by), nil
-}
-
-// sessionsLocked returns the sessions registered for a space, but one.
-func (s *space) sessionsLocked(but *session) (all []*session) {
-	for st := range s.seats {
-		if st.registered && st.session != but {
-			all = append(all, st.session)
-		}
-	}
-	return all
+	return epoch, nil
 }
 
 // epochOf returns a space's current weights epoch.
 func (r *registry) epochOf(sp *space) uint32 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return sp.epochLocked(r.pool)
+	if rules := sp.open.Load(); rules != nil {
+		return r.pool.Epoch(rules.ID)
+	}
+	return sp.epoch
 }
 
 // signal sets a flag that is a channel of capacity 1.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -196,7 +197,7 @@ func (r *rig) checkNothingLeft() {
 	if n := r.agent.memory.pendingFDs.Load(); n != 0 {
 		r.t.Errorf("%d descriptors of incomplete registrations are counted", n)
 	}
-	if x := &st.Transfers; x.Open != 0 || x.Waiting != 0 || x.Fetching != 0 {
+	if x := &st.Transfers; x.Open != 0 || x.Fetching != 0 {
 		r.t.Errorf("left: %+v", x)
 	}
 	if s := &st.Sample; !r.mayMismatch && s.Saves.Mismatched+s.Loads.Mismatched > 0 {
@@ -261,7 +262,7 @@ func chain(seed byte, n int) []byte {
 func wantAtStart(t *testing.T, want ...string) {
 	t.Helper()
 	r := newRig(t, withGuests(func(o *guests.Options) { o.HTTP.HTTP = "127.0.0.1:0" }))
-	answer, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/metrics")
+	answer, err := http.Get("http://" + r.httpAddr() + "/metrics")
 	check(t, err)
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
@@ -272,4 +273,9 @@ func wantAtStart(t *testing.T, want ...string) {
 			t.Errorf("no line %s", one)
 		}
 	}
+}
+
+// httpAddr returns the address on which HTTP listens.
+func (r *rig) httpAddr() string {
+	return fmt.Sprint(r.logs.FilterMessage("HTTP").All()[0].ContextMap()["addr"])
 }

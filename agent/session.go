@@ -189,7 +189,7 @@ func (s *session) serve(msg any, fds []int) error {
 	case *ipc.Ping:
 		s.answer(&ipc.Pong{Req: m.Req})
 	default:
-		if s.owner.guests.Serve(s.number, s.rules(), msg, s.out.depth(), s.notify) {
+		if s.owner.guests.Serve(s.number, s.rules(), msg, len(s.out.waiting), s.notify) {
 			return nil
 		}
 		return unexpected("message", "type", "%T, allowed: a message that a client sends after HELLO", msg)
@@ -206,17 +206,21 @@ func (s *session) rules() *lookup.Space {
 }
 
 // answer queues the answer to a request of the peer, which was served with it: the peer may rely on
-// that as soon as it has the answer. Only the reader calls it.
+// that as soon as it has the answer. It waits while answers take half of the outbox. Only the
+// reader calls it.
 func (s *session) answer(m any) {
 	s.conn.Served()
-	s.out.answer(m, s.ending)
+	select {
+	case s.out.answers <- struct{}{}:
+		s.notify(answer{m})
+	case <-s.ending:
+	}
 }
 
 // notify queues an unsolicited message. A peer whose outbox is full counts as dead.
 func (s *session) notify(m any) {
 	if !s.out.push(m) {
-		s.terminate(endSlow, 0,
-			fmt.Errorf("the peer does not read: %d messages wait, allowed is %d", s.out.limit, s.out.limit))
+		s.terminate(endSlow, 0, fmt.Errorf("the peer does not read: %d messages wait", cap(s.out.waiting)))
 	}
 }
 
@@ -231,22 +235,27 @@ func (s *session) notifyGreeted(m any) {
 // write sends the outbox's messages in order until it is closed and empty. A write that times out
 // ends the session and drops the remaining messages.
 func (s *session) write() {
-	var batch []any
-	var broken, closed bool
-	for range s.out.wake {
-		batch, closed = s.out.take(batch)
-		for _, m := range batch {
-			if !broken {
-				if err := s.conn.Send(m); err != nil {
-					broken = true
-					s.lost(err)
-				}
+	for {
+		var m any
+		select {
+		case m = <-s.out.waiting:
+		case <-s.out.closed:
+			select {
+			case m = <-s.out.waiting:
+			default:
+				return
 			}
-			s.out.written()
 		}
-		clear(batch)
-		if closed {
+		one, answers := m.(answer)
+		if answers {
+			m = one.message
+		}
+		if err := s.conn.Send(m); err != nil {
+			s.lost(err)
 			return
+		}
+		if answers {
+			<-s.out.answers
 		}
 	}
 }
@@ -293,83 +302,28 @@ func (s *session) reset(m *ipc.Reset) {
 	s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegDone, Epoch: epoch})
 }
 
-// outbox is the bounded queue of messages to one session. The writer takes them in order.
-// Completions and notices never wait; an overflow means that the peer does not read. Answers to the
-// peer's own requests wait while the queue is more than half full, which slows down a peer that
-// asks faster than it reads, and leaves room for completions.
+// outbox is the bounded queue of messages to one session. Completions and notices never wait; an
+// overflow means that the peer does not read. Answers to the peer's own requests take at most half
+// of it, which slows down a peer that asks faster than it reads, and leaves room for completions.
 type outbox struct {
-	limit int
-	wake  chan struct{} // cap 1: there is something to write, or the box is closed
-	room  chan struct{} // cap 1: less than half full again
-
-	mu      sync.Mutex
-	waiting []any
-	count   int // waiting and taken, but not written
-	closed  bool
+	waiting chan any
+	answers chan struct{} // has one for each answer that is not written
+	closed  chan struct{} // once no further message is written
 }
+
+// answer is an answer among the messages of an outbox.
+type answer struct{ message any }
 
 func newOutbox(limit int) *outbox {
-	return &outbox{limit: limit, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+	return &outbox{make(chan any, limit), make(chan struct{}, limit/2), make(chan struct{})}
 }
 
-// push adds a message without waiting. It returns false if the queue is full or closed.
-func (o *outbox) push(m any) bool { return o.add(m, o.limit) }
-
-// answer adds a message once the queue is at most half full, or gives up when ending is closed.
-// Only the session's reader calls it.
-func (o *outbox) answer(m any, ending <-chan struct{}) bool {
-	for !o.add(m, o.limit/2) {
-		select {
-		case <-o.room:
-		case <-ending:
-			return false
-		}
-	}
-	return true
-}
-
-func (o *outbox) add(m any, limit int) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.closed || o.count >= limit {
+// push adds a message without waiting. It returns false if the queue is full.
+func (o *outbox) push(m any) bool {
+	select {
+	case o.waiting <- m:
+		return true
+	default:
 		return false
 	}
-	o.waiting = append(o.waiting, m)
-	o.count++
-	signal(o.wake)
-	return true
-}
-
-// take exchanges the waiting messages for an empty batch, and reports whether the queue is closed.
-// Only the writer calls it.
-func (o *outbox) take(empty []any) (batch []any, closed bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	batch, o.waiting = o.waiting, empty[:0]
-	return batch, o.closed
-}
-
-// written subtracts one message from the count. Only the writer calls it.
-func (o *outbox) written() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.count--
-	if o.count < o.limit/2 {
-		signal(o.room)
-	}
-}
-
-// close ends the queue: waiting messages may still be written, further ones are refused.
-func (o *outbox) close() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.closed = true
-	signal(o.wake)
-}
-
-// depth returns the number of messages that are not written.
-func (o *outbox) depth() int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.count
 }

@@ -137,13 +137,6 @@ type switches struct {
 	drained      atomic.Bool // no new jobs, no look-ups, until the end
 }
 
-func newSwitches() *switches {
-	s := &switches{}
-	s.loads.Store(true)
-	s.saves.Store(true)
-	return s
-}
-
 func (s *switches) draining() bool { return s.drained.Load() }
 
 // set switches loads and saves; nil leaves one as it is. It notifies every session.

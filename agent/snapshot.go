@@ -24,13 +24,16 @@ func (a *Agent) Metrics() *report.Metrics { return a.metrics }
 
 // Status returns the agent's state and counters, without what its guests tell.
 func (a *Agent) Status() report.Status {
+	faults := &a.sockets.counts
 	s := report.Status{
 		Version: a.cfg.Version, Boot: hex.EncodeToString(a.boot[:]), Since: a.since,
 		Draining: a.switches.draining(), Switches: a.switches.state(),
 		Sessions: len(a.sessions.list()), Regions: a.memory.open(), Jobs: a.sessions.jobs(),
-		Stuck: len(a.registry.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
-		Sockets: a.sockets.names(), LookupFaults: lookupFaults(&a.sockets.counts), Pool: a.pool.Stats(),
-		Movers: a.movers(), Abandoned: a.cfg.Abandoned,
+		Stuck: len(a.registry.stuckWorkers()),
+		LookupFaults: map[string]uint64{
+			"malformed": faults.Malformed.Load(), "unsent": faults.Unsent.Load(), "connection": faults.Dropped.Load(),
+		},
+		Pool: a.pool.Stats(), Movers: a.movers(), Abandoned: a.cfg.Abandoned,
 		Sample: report.SampleStatus{
 			Every: a.cfg.VerifySample, LastMismatch: *cmp.Or(a.workers.mismatch.Load(), new(string)),
 		},
@@ -58,13 +61,6 @@ func (a *Agent) Status() report.Status {
 	return s
 }
 
-// lookupFaults returns the counters of what went wrong, by name.
-func lookupFaults(c *ipc.LookupCounts) map[string]uint64 {
-	return map[string]uint64{
-		"malformed": c.Malformed.Load(), "unsent": c.Unsent.Load(), "connection": c.Dropped.Load(),
-	}
-}
-
 // engines returns the registered engines, sorted by name.
 func (a *Agent) engines() []report.EngineStatus {
 	a.registry.mu.Lock()
@@ -76,7 +72,7 @@ func (a *Agent) engines() []report.EngineStatus {
 			Identity: e.space.pairs,
 			Complete: e.complete.Load(), World: e.world, Sessions: []report.WorkerStatus{},
 		}
-		es.Leases, es.LeaseBytes, _ = a.ledger.Usage(e.acct)
+		es.Leases, es.LeaseBytes = a.ledger.Usage(e.acct)
 		for _, st := range append([]*seat{e.scheduler}, e.ranks...) {
 			if st != nil {
 				es.Sessions = append(es.Sessions, st.status())
@@ -93,7 +89,7 @@ func (st *seat) status() report.WorkerStatus {
 	s := st.session
 	ws := report.WorkerStatus{
 		Session: s.number, Role: "worker", Rank: st.rank, Shards: st.shards, PID: s.pid, Software: s.software,
-		Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
+		Registered: st.registered, Jobs: s.jobs.count(), Outbox: len(s.out.waiting), Step: "idle",
 	}
 	if st.role == ipc.RoleScheduler {
 		ws.Role = "scheduler"
@@ -173,11 +169,9 @@ func (r *registry) space(fp pool.Fingerprint) *space {
 
 // answered tells the guests of a look-up that has its answer.
 func (k *lookupSock) answered(req *ipc.LookupRequest, reply *ipc.LookupReply) {
-	fp, hashTokens := pool.Fingerprint(req.Space), uint32(0)
-	if fp == (pool.Fingerprint{}) {
-		fp = k.fp
-	}
-	if sp := k.registry.view.Load().spaces[fp]; sp != nil {
+	fp, sp := k.spaceIn(k.registry.view.Load(), req)
+	hashTokens := uint32(0)
+	if sp != nil {
 		hashTokens = sp.hashTokens
 	}
 	k.guests.Answered(fp, hashTokens, req, reply)

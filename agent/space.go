@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/hex"
 	"errors"
@@ -62,9 +61,6 @@ func identityMap(pairs []ipc.Pair) map[string]string {
 	}
 	return out
 }
-
-// matches compares the identity from which the fingerprint was made.
-func (s *space) matches(identity []byte) bool { return bytes.Equal(s.identity, identity) }
 
 // claimLocked records the sizes of shards, which must agree with those already recorded, or none.
 func (s *space) claimLocked(shards []uint32, sizes [][]uint32) error {
@@ -137,14 +133,6 @@ func (s *space) makeRules(id pool.SpaceID) *lookup.Space {
 	return rules
 }
 
-// epochLocked returns the current weights epoch.
-func (s *space) epochLocked(p pool.Memory) uint32 {
-	if rules := s.open.Load(); rules != nil {
-		return p.Epoch(rules.ID)
-	}
-	return s.epoch
-}
-
 // spaceField returns the log field of a fingerprint.
 func spaceField(fp pool.Fingerprint) zap.Field { return zap.String("space", hex.EncodeToString(fp[:])) }
 
@@ -185,25 +173,19 @@ func (r *registry) removeLocked(sp *space, last uint32) {
 // storedLocked counts the entries of an open space in memory.
 func (r *registry) storedLocked(sp *space) int64 { return r.pool.SpaceEntries(sp.open.Load().ID) }
 
-// makeRoomLocked closes one of the unused spaces: one of which nothing is stored, else the least
-// recently used one. It returns false if there is none.
+// makeRoomLocked closes one of the unused spaces: the one with fewest blocks in memory, of several
+// the least recently used one. It returns false if there is none.
 func (r *registry) makeRoomLocked() bool {
 	var all []*space
-	stored := make(map[*space]bool)
+	stored := make(map[*space]int64)
 	for _, sp := range r.spaces {
 		if len(sp.seats) == 0 {
 			all = append(all, sp)
-			stored[sp] = r.storedLocked(sp) != 0
+			stored[sp] = r.storedLocked(sp)
 		}
 	}
 	slices.SortFunc(all, func(a, b *space) int {
-		switch {
-		case stored[b] && !stored[a]:
-			return -1
-		case stored[a] && !stored[b]:
-			return 1
-		}
-		return cmp.Compare(a.unused, b.unused)
+		return cmp.Or(cmp.Compare(stored[a], stored[b]), cmp.Compare(a.unused, b.unused))
 	})
 	return slices.ContainsFunc(all, r.closeLocked)
 }
@@ -223,17 +205,4 @@ func (r *registry) closeLocked(sp *space) bool {
 		signal(r.swept)
 	}
 	return true
-}
-
-// sweep reclaims the memory of reset and closed spaces until the agent ends. It finishes a round
-// that it has begun, whose time is proportional to the pool's size; a reset does not wait for it.
-func (a *Agent) sweep() {
-	for {
-		select {
-		case <-a.registry.swept:
-			a.pool.Sweep()
-		case <-a.stop:
-			return
-		}
-	}
 }

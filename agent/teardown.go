@@ -19,11 +19,14 @@ const flushLimit = 200 * time.Millisecond
 // engine that none of its memory is or will be touched. written is closed when the writer has
 // ended.
 func (s *session) teardown(written <-chan struct{}) {
-	registered := s.undoRegistration()
+	s.mu.Lock() // once the reader has finished its message
+	s.mu.ended = true
+	registered := s.leaveLocked() != nil
+	s.mu.Unlock()
 	if s.end.code != 0 {
 		s.out.push(&ipc.Error{Code: s.end.code, Text: s.end.detail.Error()})
 	}
-	s.out.close()
+	close(s.out.closed)
 	limit := time.NewTimer(flushLimit)
 	defer limit.Stop()
 	select {
@@ -34,22 +37,6 @@ func (s *session) teardown(written <-chan struct{}) {
 		s.log.Debug("session socket", zap.Error(err)) // the peer has ended or was notified: nothing else to do
 	}
 	s.recordEnd(registered, time.Since(s.end.seen))
-}
-
-// undoRegistration waits for the reader to finish its message, and undoes the session's
-// registration.
-func (s *session) undoRegistration() (registered bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.mu.ended = true
-	st := s.seat.Load()
-	if s.mu.reg != nil { // in the middle of a registration
-		s.abandonLocked()
-	} else if st != nil {
-		s.owner.vacate(st)
-		s.seat.Store(nil)
-	}
-	return st != nil
 }
 
 // recordEnd counts and logs the end of a session; took is the time from the detection of the end to
@@ -96,18 +83,13 @@ func (all *sessions) vacate(st *seat) {
 // unregisterLocked serves UNREGISTER. Its answer proves that the engine's memory is not touched any
 // more.
 func (s *session) unregisterLocked(m *ipc.Unregister) {
-	switch st := s.seat.Load(); {
-	case s.mu.reg != nil:
-		s.abandonLocked()
-	case st != nil:
-		s.owner.vacate(st)
-		s.seat.Store(nil)
+	answer := &ipc.Unregistered{Req: m.Req, Status: ipc.RegDone}
+	if st := s.leaveLocked(); st != nil {
 		s.log.Info("unregistered", zap.String("instance", st.engine.instance))
-	default:
-		s.answer(&ipc.Unregistered{Req: m.Req, Status: ipc.RegRefused, Text: "the session has no registration"})
-		return
+	} else {
+		answer.Status, answer.Text = ipc.RegRefused, "the session has no registration"
 	}
-	s.answer(&ipc.Unregistered{Req: m.Req, Status: ipc.RegDone})
+	s.answer(answer)
 }
 
 // resetSpace starts a new weights epoch of a space. by is the requesting session, or nil; who names
@@ -116,7 +98,7 @@ func (a *Agent) resetSpace(sp *space, by *session, who string) (uint32, error) {
 	sp.resetting.Lock()
 	defer sp.resetting.Unlock()
 	at := time.Now() // before its blocks are dropped
-	epoch, others, err := a.registry.reset(sp, by)
+	epoch, err := a.registry.reset(sp)
 	if err != nil {
 		if !errors.Is(err, errSpaceClosed) {
 			a.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
@@ -125,35 +107,27 @@ func (a *Agent) resetSpace(sp *space, by *session, who string) (uint32, error) {
 	}
 	a.metrics.Resets.Add(1)
 	a.guests.Reset(sp.fp, at, who)
-	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
-	for _, other := range others {
-		other.notifyGreeted(&ipc.Epoch{Epoch: epoch})
-	}
+	a.notifyEpoch(sp, by, epoch, who)
 	return epoch, nil
 }
 
 // adopted notifies the sessions of a space of its new epoch.
 func (a *Agent) adopted(fp pool.Fingerprint) {
-	a.guests.Reset(fp, time.Now(), "another node")
-	sp, sessions := a.registry.sessionsOf(fp)
-	if sp == nil {
-		return
-	}
-	signal(a.registry.swept)
-	epoch := a.registry.epochOf(sp)
-	a.log.Info("new weights epoch: the space was reset on another node",
-		zap.String("model", sp.model), spaceField(fp), zap.Uint32("epoch", epoch))
-	for _, s := range sessions {
-		s.notifyGreeted(&ipc.Epoch{Epoch: epoch})
+	const who = "another node"
+	a.guests.Reset(fp, time.Now(), who)
+	if sp := a.registry.space(fp); sp != nil {
+		signal(a.registry.swept)
+		a.notifyEpoch(sp, nil, a.registry.epochOf(sp), who)
 	}
 }
 
-// sessionsOf returns a space and the sessions registered for it, or nil if it does not exist.
-func (r *registry) sessionsOf(fp pool.Fingerprint) (sp *space, sessions []*session) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if sp = r.spaces[fp]; sp == nil {
-		return nil, nil
+// notifyEpoch notifies the sessions of a space, but one, of its new epoch.
+func (a *Agent) notifyEpoch(sp *space, but *session, epoch uint32, who string) {
+	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch),
+		zap.String("by", who))
+	for _, s := range a.sessions.list() {
+		if st := s.seat.Load(); s != but && st != nil && st.space == sp {
+			s.notifyGreeted(&ipc.Epoch{Epoch: epoch})
+		}
 	}
-	return sp, sp.sessionsLocked(nil)
 }

@@ -54,7 +54,7 @@ func TestTransfersAtRandom(t *testing.T) {
 	for _, n := range nodes {
 		n.waitFor("all engines are gone, and nothing is left", func(s admin.Status) bool {
 			x := &s.Transfers
-			return s.Sessions == 0 && x.Open+x.Complete+x.Waiting+x.Fetching == 0 && s.Peers.Subscriptions == 0 &&
+			return s.Sessions == 0 && x.Open+x.Complete+x.Fetching == 0 && s.Peers.Subscriptions == 0 &&
 				s.Pool.Pinned == 0
 		})
 		s := n.guests.Status()

@@ -154,11 +154,10 @@ func offered(name string, blocks int) *ipc.Offered {
 func delivered(name string) *ipc.Delivered { return &ipc.Delivered{Name: []byte(name)} }
 
 // transfers checks the table of an agent.
-func (r *rig) transfers(open, complete, waiting int) {
+func (r *rig) transfers(open, complete int) {
 	r.t.Helper()
-	if x := r.guests.Status().Transfers; x.Open != open || x.Complete != complete || x.Waiting != waiting {
-		r.t.Errorf("%d open, %d complete, %d waiting, want %d, %d, %d", x.Open, x.Complete, x.Waiting, open, complete,
-			waiting)
+	if x := r.guests.Status().Transfers; x.Open != open || x.Complete != complete {
+		r.t.Errorf("%d open, %d complete, want %d, %d", x.Open, x.Complete, open, complete)
 	}
 }
 
@@ -174,24 +173,24 @@ func TestLookupWaitsForTransfer(t *testing.T) {
 	if got := ask(t, x.look, probe); got.Status != ipc.LookupPending {
 		t.Errorf("a probe is answered %+v, want pending", got)
 	}
-	r.transfers(1, 0, 0) // nobody waits for the answer to a probe
+	r.transfers(1, 0)
 	x.answers(q, ipc.LookupPending, 0)
 	x.save(0, 4)
 	x.answers(q, ipc.LookupPending, 4)
-	r.transfers(1, 0, 1)
+	r.transfers(1, 0)
 	other := q
 	other.Transfer = nil // the same prompt without the name does not wait
 	x.answers(other, ipc.LookupHit, 4)
 	x.save(4, 8)
 	x.answers(q, ipc.LookupHit, 8)
-	r.transfers(1, 0, 0)
+	r.transfers(1, 0)
 	x.say(offered("a", 8))
-	r.transfers(0, 1, 0)
+	r.transfers(0, 1)
 	x.loads(q, 8)
 	x.decode.send(delivered("a"))
 	x.decode.sync()
-	r.transfers(0, 0, 0)
-	if s := r.guests.Status().Transfers; s.Delivered != 1 || s.Opened != 1 || s.Waited != 2 {
+	r.transfers(0, 0)
+	if s := r.guests.Status().Transfers; s.Delivered != 1 || s.Opened != 1 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -221,7 +220,7 @@ func TestLookupTakesWhatThereIs(t *testing.T) {
 			x.answers(q, ipc.LookupPending, 4)
 			end(x)
 			x.answers(q, ipc.LookupHit, 4)
-			if s := r.guests.Status().Transfers; s.Open != 0 || s.Waiting != 0 {
+			if s := r.guests.Status().Transfers; s.Open != 0 {
 				t.Errorf("left: %+v", s)
 			}
 		})
@@ -362,13 +361,13 @@ func TestNamesOfTransfers(t *testing.T) {
 		x.answers(x.question(2, name), ipc.LookupHit, 0)
 		x.say(offer(name, 2))
 		x.answers(x.question(2, name), ipc.LookupPending, 0)
-		r.transfers(2*(i+1), 0, i+1)
+		r.transfers(2*(i+1), 0)
 	}
 	for _, name := range names {
 		x.decode.send(delivered(name))
 	}
 	x.decode.sync()
-	r.transfers(len(names), 0, 0)
+	r.transfers(len(names), 0)
 }
 
 // Messages about transfers of sessions without a registration are ignored and counted; in older
@@ -393,7 +392,7 @@ func TestTooManyTransfers(t *testing.T) {
 		x.prefill.send(offer(fmt.Sprint(i), 2))
 	}
 	x.say(offer("one more", 2))
-	r.transfers(4096, 0, 0)
+	r.transfers(4096, 0)
 	x.answers(x.question(2, "one more"), ipc.LookupHit, 0)
 	x.answers(x.question(2, "4095"), ipc.LookupPending, 0)
 	if s := r.guests.Status().Transfers; s.Refused != 1 || s.Open != 4096 {
@@ -411,7 +410,7 @@ func TestBootstrapQuery(t *testing.T) {
 		EngineID   string             `json:"engine_id"`
 		WorkerAddr *map[string]string `json:"worker_addr"`
 	}) {
-		answer, err := http.Get("http://" + r.guests.HTTPAddr().String() + "/query")
+		answer, err := http.Get("http://" + r.httpAddr() + "/query")
 		check(t, err)
 		defer answer.Body.Close()
 		text, err := io.ReadAll(answer.Body)
@@ -438,8 +437,7 @@ func TestBootstrapQuery(t *testing.T) {
 func TestTransferMetricsAtZero(t *testing.T) {
 	wantAtStart(t,
 		`kvagent_transfers{state="open"} 0`, `kvagent_transfers{state="complete"} 0`,
-		`kvagent_transfers{state="waiting"} 0`, `kvagent_transfers_total{event="expired"} 0`,
-		`kvagent_transfers_total{event="delivered"} 0`, `kvagent_transfers_total{event="waited"} 0`,
+		`kvagent_transfers_total{event="expired"} 0`, `kvagent_transfers_total{event="delivered"} 0`,
 		`kvagent_peer_fetches_total{event="refused"} 0`,
 	)
 	n := newNode(t, "key")

@@ -54,7 +54,7 @@ func TestPageNamesNoBlockOnAnAddress(t *testing.T) {
 	r.explainUntil(hashes, history.NotStored)
 	defer http.DefaultClient.CloseIdleConnections()
 	_, onSocket := webPage(t, r.adminClient(), "http://kvagent/page/stream", "")
-	_, onAddress := webPage(t, http.DefaultClient, "http://"+r.guests.HTTPAddr().String()+"/page/stream", "")
+	_, onAddress := webPage(t, http.DefaultClient, "http://"+r.httpAddr()+"/page/stream", "")
 	for _, text := range []string{onSocket, onAddress} {
 		if !strings.Contains(text, `"not_stored"`) {
 			t.Errorf("no reason in %s", text)

@@ -21,9 +21,10 @@ import (
 // workers starts the transfers of registered workers.
 type workers struct {
 	*Agent
-	lanes    map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
-	pacers   *pace.Devices
-	arena    []byte                 // the pool's, as mapped in this process
+	lanes  map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
+	pacers *pace.Devices
+	arena  []byte // the pool's, as mapped in this process
+
 	mismatch atomic.Pointer[string] // the last one; nil: there was none
 }
 
@@ -42,7 +43,10 @@ func (w *workers) start(st *seat) error {
 		Owner: func() pool.Owner { return pool.Owner(st.owner.Load()) },
 		Peer:  st.peer, Slots: w.pool, Space: space, Spec: st.space.spec,
 		Held:      st.layouts,
-		Integrity: w.cfg.Integrity, Sampling: w.sampling(st),
+		Integrity: w.cfg.Integrity, Sampling: transfer.Sampling{
+			Every: w.cfg.VerifySample, Seed: binary.LittleEndian.Uint64(w.boot[:]) + st.session.number, Arena: w.arena,
+			Mismatch: func(m transfer.Mismatch) { w.mismatched(st, &m) },
+		},
 		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.guests.Awaited(space) },
 		Refusable: w.tiers == nil, // else tiers below memory are to have what is saved
 		Limits:    w.cfg.Limits.Transfer, Complete: st.session.report,
@@ -73,14 +77,6 @@ func (w *workers) lanesLocked(gpu cudaipc.UUID) *transfer.Lanes {
 		w.lanes[gpu] = l
 	}
 	return l
-}
-
-// sampling returns the end-to-end check of a worker's blocks.
-func (w *workers) sampling(st *seat) transfer.Sampling {
-	return transfer.Sampling{
-		Every: w.cfg.VerifySample, Seed: binary.LittleEndian.Uint64(w.boot[:]) + st.session.number, Arena: w.arena,
-		Mismatch: func(m transfer.Mismatch) { w.mismatched(st, &m) },
-	}
 }
 
 // mismatched records and logs that a block's bytes differ between an engine and the pool. The block
@@ -149,22 +145,5 @@ func (r *registry) limitLocked(e *engine) {
 	}
 	if owner != 0 {
 		r.pool.SetBudget(pool.Owner(owner), limit)
-	}
-}
-
-// limitEnginesLocked sets the budgets that came before a space was open in the pool. It is called
-// before the first worker of the space can store anything.
-func (r *registry) limitEnginesLocked(sp *space) {
-	for _, e := range r.engines {
-		if e.space == sp {
-			r.limitLocked(e)
-		}
-	}
-}
-
-// disownLocked ends a worker's part in its engine's budget. What it stored stays the engine's.
-func (r *registry) disownLocked(st *seat) {
-	if owner := st.owner.Load(); owner != 0 {
-		r.pool.CloseOwner(pool.Owner(owner))
 	}
 }

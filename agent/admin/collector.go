@@ -243,9 +243,9 @@ var families = map[string]string{
 	"promises_total": "Blocks promised to be fetched to memory, fulfilled, and failed; of the failed, cancelled (no " +
 		"longer wanted) and expired (not there by their deadlines).",
 
-	"transfers": "Transfers between engines that are open, complete, or waited for.",
+	"transfers": "Transfers between engines that are open, or complete.",
 	"transfers_total": "What became of transfers: opened, completed, delivered, expired (not delivered in time), " +
-		"abandoned (open when their session ended), refused (too many); answers to look-ups that said to wait.",
+		"abandoned (open when their session ended), refused (too many).",
 	"peer_fetches_total":         "Fetches from other agents: started, of those failed or cancelled; refused.",
 	"peer_fetches_ended_total":   "Fetches from other agents, by how they ended.",
 	"peer_blocks_failed_total":   "Blocks of fetches that were not stored, by reason; had: they were here already.",

@@ -14,13 +14,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Hints carries out what is told on admin.sock.
-type Hints interface {
-	Told(h *hints.Hint) []hints.Receipt
-	ToldOf(session string, actions []hints.Action) ([]hints.Receipt, error)
-	Receipts() []hints.Receipt
-}
-
 // HintRequest is the body of POST /hints: actions on the blocks of a session, on those that a
 // remembered look-up did not find, or on blocks by their hashes.
 type HintRequest struct {

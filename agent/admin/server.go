@@ -42,7 +42,6 @@ type Server struct {
 	server  *http.Server
 	serving sync.WaitGroup
 	names   []string // Options.HTTPNames
-	addr    net.Addr // of the TCP listener, nil without one
 }
 
 // Start serves a view until Close.
@@ -62,19 +61,18 @@ func Start(v *View, o Options) (*Server, error) {
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("http: %w", err), admin.Close())
 		}
-		s.addr = tcp.Addr()
 		listeners = append(listeners, tcp)
-		o.Log.Info("HTTP", zap.Stringer("addr", s.addr))
+		o.Log.Info("HTTP", zap.Stringer("addr", tcp.Addr()))
 	}
 	s.page = page.Start(v.pageSource(), o.Log)
 	s.server = &http.Server{
 		Handler:     http.NewCrossOriginProtection().Handler(s.handler()), // no web page switches anything
 		ReadTimeout: o.Limit, ReadHeaderTimeout: o.Limit, WriteTimeout: o.Limit, IdleTimeout: o.Limit,
-		MaxHeaderBytes: maxHeaderBytes, ErrorLog: zap.NewStdLog(o.Log),
+		MaxHeaderBytes: maxHeaderBytes, ErrorLog: zap.NewStdLog(o.Log), ConnState: counted(),
 	}
 	for _, l := range listeners {
 		s.serving.Go(func() {
-			if err := s.server.Serve(newFewConns(l)); !errors.Is(err, http.ErrServerClosed) {
+			if err := s.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 				o.Log.Error("HTTP ended", zap.Stringer("addr", l.Addr()), zap.Error(err))
 			}
 		})
@@ -253,49 +251,28 @@ func (s *Server) Close() {
 	s.serving.Wait()
 }
 
-// Addr returns the address on which HTTP listens besides admin.sock, or nil.
-func (s *Server) Addr() net.Addr { return s.addr }
-
 // MaxConns bounds the connections that one address of HTTP serves at once. Beyond it the owner with
 // most gives way. HTTP must not take the descriptors that engines need.
 const MaxConns = 64
 
-// fewConns is a listener that bounds its connections.
-type fewConns struct {
-	net.Listener
-	limit *connlimit.Limit
-}
-
-func newFewConns(l net.Listener) *fewConns {
-	if l.Addr().Network() == "unix" {
-		return &fewConns{l, connlimit.ForUsers(MaxConns)}
-	}
-	return &fewConns{l, connlimit.New(MaxConns, 0)}
-}
-
-// Accept implements net.Listener.
-func (l *fewConns) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
+// counted returns a function that bounds the connections of admin.sock and of an address, each by
+// itself, as http.Server tells of them.
+func counted() func(net.Conn, http.ConnState) {
+	limits := map[string]*connlimit.Limit{"unix": connlimit.ForUsers(MaxConns), "tcp": connlimit.New(MaxConns, 0)}
+	var places sync.Map // of *connlimit.Place, by connection
+	return func(c net.Conn, now http.ConnState) {
+		switch now {
+		case http.StateNew:
+			place, err := limits[c.LocalAddr().Network()].Enter(connlimit.Of(c), func() { _ = c.Close() })
+			if err != nil {
+				_ = c.Close() // one that was not served
+				return
+			}
+			places.Store(c, place)
+		case http.StateClosed:
+			if place, counts := places.LoadAndDelete(c); counts {
+				place.(*connlimit.Place).Leave()
+			}
 		}
-		place, err := l.limit.Enter(connlimit.Of(c), func() { _ = c.Close() })
-		if err == nil {
-			return &countedConn{c, place}, nil
-		}
-		_ = c.Close() // one that was not served
 	}
-}
-
-// countedConn is counted until it is closed.
-type countedConn struct {
-	net.Conn
-	place *connlimit.Place
-}
-
-// Close implements net.Conn.
-func (c *countedConn) Close() error {
-	c.place.Leave()
-	return c.Conn.Close()
 }

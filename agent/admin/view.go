@@ -36,7 +36,7 @@ type Sources struct {
 	Guests func() Guests
 	// Explain tells why look-ups missed; nil: nothing is remembered.
 	Explain *history.World
-	Hints   Hints
+	Hints   *hints.Ledger
 }
 
 // View combines what the agent and its guests tell.

@@ -88,11 +88,11 @@ func printStatus(out io.Writer, st *admin.Status) error {
 
 // printTransfers prints what engines promise each other, and the agents of other nodes.
 func printTransfers(t io.Writer, x *delivery.Report, p *admin.PeersStatus) {
-	if x.Opened+x.Waited+x.Fetches == 0 && (p == nil || p.Address == "") {
+	if x.Opened+x.Fetches == 0 && (p == nil || p.Address == "") {
 		return
 	}
-	fmt.Fprintf(t, "transfers\t%d open, %d complete, %d waited for; %d delivered, %d expired, %d refused\n", x.Open,
-		x.Complete, x.Waiting, x.Delivered, x.Expired, x.Refused)
+	fmt.Fprintf(t, "transfers\t%d open, %d complete; %d delivered, %d expired, %d refused\n", x.Open,
+		x.Complete, x.Delivered, x.Expired, x.Refused)
 	if p == nil {
 		return
 	}

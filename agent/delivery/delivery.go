@@ -20,7 +20,7 @@ const (
 	MaxFetches   = 256  // running ones; a further one is refused
 	// MaxFetchBytes bounds the hashes of all fetches that run, bytes; one without room is refused.
 	MaxFetchBytes = 48 << 20
-	maxRecords    = 4096 // fetches, those that have ended and are remembered included; and waiting names
+	maxRecords    = 4096 // fetches, those that have ended and are remembered included
 )
 
 // DefaultTTL is the TTL of a Config without one.
@@ -72,16 +72,9 @@ type Table struct {
 		asked     *list.List // of *fetch, the one not asked for longest first
 		fetching  int        // fetches that run
 		hashes    int64      // bytes of their hashes
-		waits     map[Key]wait
 		watched   map[pool.SpaceID]chan struct{}
 		count     Counts
 	}
-}
-
-// wait is a transfer that a look-up was told to wait for.
-type wait struct {
-	session uint64
-	until   time.Time // when it is forgotten
 }
 
 // New makes an empty table.
@@ -95,7 +88,7 @@ func New(cfg Config) *Table {
 	t := &Table{cfg: cfg}
 	t.mu.transfers = make(map[Key]*transfer)
 	t.mu.fetches, t.mu.asked = make(map[Key]*fetch), list.New()
-	t.mu.waits, t.mu.watched = make(map[Key]wait), make(map[pool.SpaceID]chan struct{})
+	t.mu.watched = make(map[pool.SpaceID]chan struct{})
 	return t
 }
 
@@ -128,11 +121,6 @@ func (t *Table) EndSession(session uint64) {
 	for _, f := range t.mu.fetches {
 		f.leave(session)
 	}
-	for key, w := range t.mu.waits {
-		if w.session == session {
-			delete(t.mu.waits, key)
-		}
-	}
 }
 
 // Expire ends what has reached its time. It is to be called from time to time: nothing depends on
@@ -154,36 +142,13 @@ func (t *Table) expireLocked(now time.Time) {
 		}
 		t.forgetLocked(f)
 	}
-	for key, w := range t.mu.waits {
-		if !now.Before(w.until) {
-			delete(t.mu.waits, key)
-		}
-	}
-}
-
-// Waiting records whether the last look-up that named a transfer was told to wait.
-func (t *Table) Waiting(s pool.SpaceID, name []byte, session uint64, waits bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	key := Key{s, string(name)}
-	_, known := t.mu.waits[key]
-	switch {
-	case !waits:
-		delete(t.mu.waits, key)
-		return
-	case !known && len(t.mu.waits) >= maxRecords:
-	default:
-		t.mu.waits[key] = wait{session: session, until: t.cfg.Now().Add(t.cfg.TTL)}
-	}
-	t.mu.count.Waited++
 }
 
 // Report is the state of a table, for people and metrics.
 type Report struct {
 	Open     int `json:"open" metric:"transfers{state=open}"`
 	Complete int `json:"complete" metric:"transfers{state=complete}"`
-	Waiting  int `json:"waiting" metric:"transfers{state=waiting}"` // the last look-up was told to wait
-	Fetching int `json:"fetching"`                                  // fetches that run
+	Fetching int `json:"fetching"` // fetches that run
 	Counts
 }
 
@@ -195,7 +160,6 @@ type Counts struct {
 	Expired   uint64 `json:"expired" metric:"transfers_total{event=expired}"`     // not delivered in time
 	Abandoned uint64 `json:"abandoned" metric:"transfers_total{event=abandoned}"` // open when their session ended
 	Refused   uint64 `json:"refused" metric:"transfers_total{event=refused}"`     // not opened: too many
-	Waited    uint64 `json:"waited" metric:"transfers_total{event=waited}"`       // answers that said to wait
 	Ignored   uint64 `json:"ignored"`                                             // of sessions without an open space
 
 	Fetches          uint64 `json:"fetches" metric:"peer_fetches_total{event=started}"`
@@ -212,7 +176,6 @@ func (t *Table) Report() Report {
 	return Report{
 		Open:     t.mu.in[Open],
 		Complete: t.mu.in[Complete],
-		Waiting:  len(t.mu.waits),
 		Fetching: t.mu.fetching,
 		Counts:   t.mu.count,
 	}

@@ -408,38 +408,6 @@ func TestTooManyRecords(t *testing.T) {
 	})
 }
 
-// A name waits from the answer that says so until one that does not, DELIVERED, the end of the
-// session, or its time.
-func TestWaiting(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		table := New(Config{})
-		ends := map[string]func(){
-			"answered":  func() { table.Waiting(space, []byte("a"), d, false) },
-			"delivered": func() { table.Delivered(space, []byte("a")) },
-			"session":   func() { table.EndSession(d) },
-			"time":      func() { time.Sleep(DefaultTTL) },
-		}
-		waited := uint64(0)
-		for what, end := range ends {
-			table.Waiting(space, []byte("a"), d, true)
-			table.Waiting(space, []byte("a"), d, true)
-			waited += 2
-			if got := table.Report(); got.Waiting != 1 || got.Waited != waited {
-				t.Errorf("%+v, want 1 that waits", got)
-			}
-			if end(); table.Report().Waiting != 0 {
-				t.Errorf("%s: still waiting", what)
-			}
-		}
-		for i := range maxRecords + 1 {
-			table.Waiting(space, []byte(fmt.Sprint(i)), d, true)
-		}
-		if got := table.Report(); got.Waiting != maxRecords {
-			t.Errorf("%d wait, want %d", got.Waiting, maxRecords)
-		}
-	})
-}
-
 // A commit costs nothing while nobody watches.
 func TestCommittedAllocatesNothing(t *testing.T) {
 	table := New(Config{})

@@ -82,7 +82,6 @@ func (t *Table) delivered(s pool.SpaceID, name []byte) *fetch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	key := Key{s, string(name)}
-	delete(t.mu.waits, key)
 	if tr := t.mu.transfers[key]; tr != nil && tr.state != delivered {
 		t.mu.count.Delivered++
 		if tr.state == Complete {

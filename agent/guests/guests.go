@@ -5,7 +5,6 @@ package guests
 import (
 	"context"
 	"errors"
-	"net"
 	"time"
 
 	"go.uber.org/zap"
@@ -16,7 +15,6 @@ import (
 	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/agent/raise"
-	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -35,10 +33,9 @@ type Agent interface {
 	Loads() bool
 	// OpenSpace returns the pool's number and the epoch of a space that other agents may read.
 	OpenSpace(fp pool.Fingerprint) (id pool.SpaceID, epoch uint32, ok bool)
-	// Spec returns the description of the open space with the pool's number; nil: there is none.
-	Spec(s pool.SpaceID) *pool.Spec
-	// Windowed reports whether a group of a space has a sliding window.
-	Windowed(s pool.SpaceID, group uint8) bool
+	// Open returns the description and the rules of the open space with the pool's number; nil:
+	// there is none.
+	Open(s pool.SpaceID) (*pool.Spec, *lookup.Space)
 	// Unserved reports whether something that engines of a space had sent was not served.
 	Unserved(s pool.SpaceID) bool
 }
@@ -99,7 +96,7 @@ func Join(a Agent, p pool.Memory, o Options, log *zap.Logger) *Guests {
 		promised.Shared = tiers.Shared
 	}
 	g.transfers = delivery.New(promised)
-	g.Raiser = raise.New(raise.Config{Index: p, Tiers: tiers, Windowed: a.Windowed, Committed: g.transfers.Committed})
+	g.Raiser = raise.New(raise.Config{Index: p, Tiers: tiers, Windowed: g.windowed, Committed: g.transfers.Committed})
 	capacity := p.Stats().Capacity
 	told := hints.Config{
 		Memory: p, Capacity: capacity, PinBudget: capacity / 100 * int64(o.KeepPercent), Ranks: o.Ranks,
@@ -147,14 +144,6 @@ func (g *Guests) closed(what string, err error) {
 	}
 }
 
-// HTTPAddr returns the address on which HTTP listens besides admin.sock, or nil.
-func (g *Guests) HTTPAddr() net.Addr {
-	if g.web == nil {
-		return nil
-	}
-	return g.web.Addr()
-}
-
 // Transfers returns the agent's transfers, for the listener of other agents.
 func (g *Guests) Transfers() *delivery.Table { return g.transfers }
 
@@ -189,15 +178,16 @@ func (g *Guests) Reset(fp pool.Fingerprint, at time.Time, by string) {
 	g.o.History.WasReset(history.Reset{At: at, Space: fp, By: by})
 }
 
-// Committed wakes those who wait for blocks of a space.
-func (g *Guests) Committed(s pool.SpaceID) { g.transfers.Committed(s) }
-
-// Refused remembers the blocks of a save that were not stored.
-func (g *Guests) Refused(fp pool.Fingerprint, sections []transfer.Section, status []pool.Status) {
+// Saved remembers the blocks of a save that were not stored, and wakes those who wait for the
+// others.
+func (g *Guests) Saved(fp pool.Fingerprint, rules *lookup.Space, sections []transfer.Section, status []pool.Status) {
 	for i := range sections {
 		one := &sections[i]
 		g.o.History.Refused(fp, one.Group, one.Hashes, status)
 		status = status[one.Hashes.N:]
+	}
+	if rules != nil {
+		g.transfers.Committed(rules.ID)
 	}
 }
 
@@ -212,16 +202,9 @@ func (g *Guests) Expect(req *ipc.LookupRequest, rules *lookup.Space, q *lookup.Q
 	return g.transfers.Expect(req, rules, q, spec)
 }
 
-// Waits records whether a look-up waits for a transfer.
-func (g *Guests) Waits(req *ipc.LookupRequest, rules *lookup.Space, waits bool) {
-	g.transfers.Waiting(rules.ID, req.Transfer, req.Session, waits)
-}
-
 // Answered remembers a look-up.
 func (g *Guests) Answered(fp pool.Fingerprint, hashTokens uint32, req *ipc.LookupRequest, reply *ipc.LookupReply) {
-	if g.o.History != nil {
-		g.o.History.Answered(fp, hashTokens, req, reply)
-	}
+	g.o.History.Answered(fp, hashTokens, req, reply)
 }
 
 // Awaited reports whether a transfer of a space is open.
@@ -231,7 +214,7 @@ var errNotOpen = errors.New("the space is not open")
 
 // fetchHinted starts to fetch blocks from another agent.
 func (g *Guests) fetchHinted(s pool.SpaceID, name, peer string, chains []hints.Chain) (<-chan struct{}, error) {
-	spec := g.Spec(s)
+	spec, _ := g.Open(s)
 	if spec == nil {
 		return nil, errNotOpen
 	}
@@ -239,7 +222,13 @@ func (g *Guests) fetchHinted(s pool.SpaceID, name, peer string, chains []hints.C
 	for i := range chains {
 		wanted[i] = delivery.Chain{Group: chains[i].Group, Hashes: chains[i].Hashes}
 	}
-	return g.transfers.Bring(peer, name, s, spec, wanted, func(group uint8) bool { return g.Windowed(s, group) })
+	return g.transfers.Bring(peer, name, s, spec, wanted, func(group uint8) bool { return g.windowed(s, group) })
+}
+
+// windowed reports whether a group of a space has a sliding window.
+func (g *Guests) windowed(s pool.SpaceID, group uint8) bool {
+	_, rules := g.Open(s)
+	return rules != nil && int(group) < len(rules.Groups) && rules.Groups[group].Window != 0
 }
 
 // world returns the agent as explanations read it; nil if nothing is remembered.
@@ -248,8 +237,7 @@ func (g *Guests) world(tiers pool.Tiers) *history.World {
 		return nil
 	}
 	w := &history.World{
-		History: g.o.History, Spaces: g.explained, Index: g.pool, Memory: g.pool,
-		Names: report.StatusNames, Answers: report.LookupStatusName, Loads: g.Loads,
+		History: g.o.History, Spaces: g.Spaces, Index: g.pool, Memory: g.pool, Loads: g.Loads,
 	}
 	if tiers != nil {
 		w.Ask = func(s pool.SpaceID, group uint8, h pool.Hashes, deadline time.Time) {
@@ -257,18 +245,4 @@ func (g *Guests) world(tiers pool.Tiers) *history.World {
 		}
 	}
 	return w
-}
-
-// explained returns all spaces, for explanations.
-func (g *Guests) explained() []history.Space {
-	spaces := g.Spaces()
-	out := make([]history.Space, len(spaces))
-	for i := range spaces {
-		s := &spaces[i]
-		out[i] = history.Space{
-			Fingerprint: s.Fingerprint, ID: s.ID, Open: s.Open, Engines: s.Engines, Model: s.Model,
-			Identity: s.Identity, HashTokens: s.HashTokens, Groups: s.Descriptions,
-		}
-	}
-	return out
 }

@@ -3,10 +3,12 @@ package history
 import (
 	"fmt"
 	"strings"
+
+	"github.com/kvagent/kvagent/agent/report"
 )
 
 // conclude sets the reason of an explanation. sp is nil if the agent does not know its space.
-func (w *World) conclude(e *Explanation, l *Lookup, sp *Space) {
+func (w *World) conclude(e *Explanation, l *Lookup, sp *report.Space) {
 	first := firstMissing(e.Blocks, l, sp)
 	if reason, refused := reasonOf[l.Status]; refused {
 		e.Reason, e.Text = reason, w.refusal(reason, sp)
@@ -26,7 +28,7 @@ func (w *World) conclude(e *Explanation, l *Lookup, sp *Space) {
 
 // firstMissing returns the first run of a group that a look-up did not find, but might have; nil:
 // there is none.
-func firstMissing(all []Fate, l *Lookup, sp *Space) *Fate {
+func firstMissing(all []Fate, l *Lookup, sp *report.Space) *Fate {
 	for i := range all {
 		f := &all[i]
 		if f.Fate == Own || f.Fate == Found {
@@ -41,7 +43,7 @@ func firstMissing(all []Fate, l *Lookup, sp *Space) *Fate {
 }
 
 // refusal says why a look-up was answered without what is stored.
-func (w *World) refusal(reason string, sp *Space) string {
+func (w *World) refusal(reason string, sp *report.Space) string {
 	switch reason {
 	case LoadsOff:
 		if w.Loads() {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -41,26 +42,12 @@ var reasonOf = map[ipc.LookupStatus]string{
 // World is the agent as an explanation reads it. Its functions may be called from any goroutine.
 type World struct {
 	History *History
-	Spaces  func() []Space // those that the agent knows
-	Index   pool.Index     // of memory and tiers
-	Memory  pool.Journal   // of memory alone
+	Spaces  func() []report.Space // those that the agent knows
+	Index   pool.Index            // of memory and tiers
+	Memory  pool.Journal          // of memory alone
 	// Ask asks the tiers for blocks of a group until a deadline; nil: there are none.
-	Ask     func(s pool.SpaceID, group uint8, h pool.Hashes, deadline time.Time)
-	Names   map[pool.Status]string          // of the statuses of blocks
-	Answers func(s ipc.LookupStatus) string // names those of look-ups
-	Loads   func() bool                     // whether loads are on
-}
-
-// Space is a space that the agent knows.
-type Space struct {
-	Fingerprint pool.Fingerprint
-	ID          pool.SpaceID
-	Open        bool // in the pool: something can be stored
-	Engines     int  // complete ones
-	Model       string
-	Identity    map[string]string // not to be changed
-	HashTokens  uint32
-	Groups      []ipc.GroupDesc
+	Ask   func(s pool.SpaceID, group uint8, h pool.Hashes, deadline time.Time)
+	Loads func() bool // whether loads are on
 }
 
 // Asked is a look-up, for people.
@@ -141,7 +128,7 @@ func (w *World) Recent(n int) Recent {
 }
 
 // reasons returns why look-ups found no more, by the first block that each did not find.
-func (w *World) reasons(last []Lookup, spaces []Space) []Reason {
+func (w *World) reasons(last []Lookup, spaces []report.Space) []Reason {
 	all := map[string]*Reason{}
 	count := func(l *Lookup, reason string) {
 		if l.missed() == 0 || reason == Complete {
@@ -169,7 +156,7 @@ func (w *World) reasons(last []Lookup, spaces []Space) []Reason {
 			}
 			of, firsts, chains = append(of, l), append(firsts, mine), append(chains, mine...)
 		}
-		t := newTrial(w, sp, except(spaces, sp), chains)
+		t := newTrial(w, sp, spaces, chains)
 		for j, l := range of {
 			count(l, t.reason(l, firsts[j]))
 		}
@@ -190,7 +177,7 @@ func (w *World) reasons(last []Lookup, spaces []Space) []Reason {
 }
 
 // firstMissed returns the first block of each group that a look-up did not find.
-func firstMissed(sp *Space, l *Lookup, hashes pool.Hashes) (out []chain) {
+func firstMissed(sp *report.Space, l *Lookup, hashes pool.Hashes) (out []chain) {
 	for _, c := range chainsOf(sp, l, hashes) {
 		if c.hashes.N > 0 && !leftToCompute(sp, l, c.group, c.first) {
 			out = append(out, chain{c.group, 0, c.hashes.Slice(0, 1)})
@@ -200,8 +187,8 @@ func firstMissed(sp *Space, l *Lookup, hashes pool.Hashes) (out []chain) {
 }
 
 // leftToCompute reports whether an answer never has a block: it leaves one token to compute.
-func leftToCompute(sp *Space, l *Lookup, group uint8, block int) bool {
-	return l.Form == ipc.FormOwn && l.Tokens > 0 && block >= int((l.Tokens-1)/sp.Groups[group].BlockTokens)
+func leftToCompute(sp *report.Space, l *Lookup, group uint8, block int) bool {
+	return l.Form == ipc.FormOwn && l.Tokens > 0 && block >= int((l.Tokens-1)/sp.Descriptions[group].BlockTokens)
 }
 
 // reason returns why a look-up found no more. firsts are the blocks that it did not find first.
@@ -226,11 +213,11 @@ func (t *trial) reason(l *Lookup, firsts []chain) string {
 	return reason
 }
 
-func (w *World) asked(l *Lookup, spaces []Space) *Asked {
+func (w *World) asked(l *Lookup, spaces []report.Space) *Asked {
 	a := &Asked{
 		ID: l.ID(), At: time.Unix(0, l.At).UTC(), Space: hex.EncodeToString(l.Space[:]), Form: l.Form.String(),
-		Session: l.Session, Status: w.Answers(l.Status), Times: l.Times, Tokens: l.Tokens, Own: l.Own, Found: l.Found,
-		Blocks: l.Blocks, Kept: l.Kept, Late: l.Late,
+		Session: l.Session, Status: report.LookupStatusName(l.Status), Times: l.Times, Tokens: l.Tokens, Own: l.Own,
+		Found: l.Found, Blocks: l.Blocks, Kept: l.Kept, Late: l.Late,
 	}
 	if sp := find(spaces, l.Space); sp != nil {
 		a.Model = sp.Model
@@ -238,7 +225,7 @@ func (w *World) asked(l *Lookup, spaces []Space) *Asked {
 	return a
 }
 
-func find(spaces []Space, fp pool.Fingerprint) *Space {
+func find(spaces []report.Space, fp pool.Fingerprint) *report.Space {
 	for i := range spaces {
 		if spaces[i].Fingerprint == fp {
 			return &spaces[i]
@@ -277,7 +264,7 @@ func (w *World) Prompt(id string) (s pool.SpaceID, groups []pool.Hashes, err err
 	if !kept || sp == nil || !sp.Open {
 		return 0, nil, fmt.Errorf("request %q: %w", id, ErrUnknown)
 	}
-	groups = make([]pool.Hashes, len(sp.Groups))
+	groups = make([]pool.Hashes, len(sp.Descriptions))
 	for _, c := range chainsOf(sp, l, hashes) {
 		groups[c.group] = c.hashes
 	}
@@ -294,7 +281,7 @@ func (w *World) explain(l *Lookup) *Explanation {
 	}
 	if kept && sp != nil {
 		chains := chainsOf(sp, l, hashes)
-		t := newTrial(w, sp, except(spaces, sp), chains)
+		t := newTrial(w, sp, spaces, chains)
 		for i := range chains {
 			e.Blocks = append(e.Blocks, t.judge(&chains[i], l, true)...)
 		}
@@ -315,7 +302,7 @@ func (w *World) Block(hash string) ([]Explanation, error) {
 	for i := range spaces {
 		sp := &spaces[i]
 		e := Explanation{Space: hex.EncodeToString(sp.Fingerprint[:]), Model: sp.Model}
-		for g := range sp.Groups {
+		for g := range sp.Descriptions {
 			c := chain{uint8(g), 0, pool.Chain(b, len(b))}
 			t := newTrial(w, sp, nil, []chain{c})
 			if f := t.judge(&c, nil, true); f[0].Fate != NotStored {
@@ -330,24 +317,14 @@ func (w *World) Block(hash string) ([]Explanation, error) {
 	return out, nil
 }
 
-// except returns all spaces but one.
-func except(spaces []Space, sp *Space) (others []Space) {
-	for i := range spaces {
-		if spaces[i].Fingerprint != sp.Fingerprint {
-			others = append(others, spaces[i])
-		}
-	}
-	return others
-}
-
 // chainsOf returns the whole blocks of each group that a look-up asked for, from the first one on
 // that the engine did not have and that was not found. h are its hashes that were not skipped.
-func chainsOf(sp *Space, l *Lookup, h pool.Hashes) (chains []chain) {
-	for g := range sp.Groups {
+func chainsOf(sp *report.Space, l *Lookup, h pool.Hashes) (chains []chain) {
+	for g := range sp.Descriptions {
 		if l.Groups != 0 && l.Groups>>g&1 == 0 {
 			continue
 		}
-		scale := max(int(sp.Groups[g].BlockTokens/max(sp.HashTokens, 1)), 1)
+		scale := max(int(sp.Descriptions[g].BlockTokens/max(sp.HashTokens, 1)), 1)
 		first, skipped, kept := int(l.Skipped)/scale, int(l.Skipped), h
 		kept.First, kept.Step = (first+1)*scale-1-skipped, scale
 		kept.N = max(0, (skipped+h.N)/scale-first)

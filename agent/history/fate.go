@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -82,11 +83,11 @@ type blockMark struct {
 // trial finds what became of blocks of a space.
 type trial struct {
 	world  *World
-	space  *Space
-	others []Space
+	space  *report.Space
+	spaces []report.Space // where else a block may be
 
-	gone      map[blockMark][]departure // of the space
-	elsewhere map[blockMark]*Space      // spaces that have, or had, the block
+	gone      map[blockMark][]departure   // of the space
+	elsewhere map[blockMark]*report.Space // spaces that have, or had, the block
 	refused   map[blockMark][]refusal
 }
 
@@ -99,9 +100,10 @@ type chain struct {
 }
 
 // newTrial collects what is remembered of the chains.
-func newTrial(w *World, space *Space, others []Space, chains []chain) *trial {
+func newTrial(w *World, space *report.Space, spaces []report.Space, chains []chain) *trial {
 	t := &trial{
-		world: w, space: space, others: others, gone: map[blockMark][]departure{}, elsewhere: map[blockMark]*Space{},
+		world: w, space: space, spaces: spaces, gone: map[blockMark][]departure{},
+		elsewhere: map[blockMark]*report.Space{},
 	}
 	wanted := map[blockMark]bool{}
 	for _, c := range chains {
@@ -111,9 +113,9 @@ func newTrial(w *World, space *Space, others []Space, chains []chain) *trial {
 	}
 	here := spaceMark(space.Fingerprint)
 	t.refused = w.History.refusals(here, wanted)
-	byMark := map[uint64]*Space{}
-	for i := range others {
-		byMark[spaceMark(others[i].Fingerprint)] = &others[i]
+	byMark := map[uint64]*report.Space{}
+	for i := range spaces {
+		byMark[spaceMark(spaces[i].Fingerprint)] = &spaces[i]
 	}
 	w.History.departures.each(func(d *departure) {
 		mark := blockMark{d.block, d.group}
@@ -159,7 +161,7 @@ func (t *trial) judge(c *chain, l *Lookup, ask bool) (runs []Fate) {
 	h, at, plain := c.hashes, time.Now().UnixNano(), l == nil || l.Late || reasonOf[l.Status] != ""
 	if l != nil {
 		at = l.At
-		own := min(int(l.Own/t.space.Groups[c.group].BlockTokens), c.first)
+		own := min(int(l.Own/t.space.Descriptions[c.group].BlockTokens), c.first)
 		if own > 0 {
 			runs = append(runs, Fate{Group: c.group, To: own - 1, Fate: Own})
 		}
@@ -212,7 +214,7 @@ func (t *trial) stored(c *chain, ask bool) (memory, below []bool) {
 
 // remembered sets the fate that a block had at a time (Unix ns), when it was not stored. has is a
 // space that has it; nil: none.
-func (t *trial) remembered(f *Fate, mark blockMark, at int64, has *Space) {
+func (t *trial) remembered(f *Fate, mark blockMark, at int64, has *report.Space) {
 	d, left := t.departure(mark, at)
 	r, refused := t.refusal(mark, at)
 	if has == nil {
@@ -220,14 +222,14 @@ func (t *trial) remembered(f *Fate, mark blockMark, at int64, has *Space) {
 	}
 	switch {
 	case left && (!refused || d.at > r.at):
-		f.Fate, f.Class = fateOf[d.cause], t.world.History.departures.className(d.class)
+		f.Fate, f.Class = fateOf[d.cause], d.class
 		f.setTime(d.at)
 		if d.cause == pool.ByReset {
 			one, _ := t.world.History.resetBefore(t.space.Fingerprint, d.at)
 			f.By = one.By
 		}
 	case refused:
-		f.Fate, f.Why = NotSaved, t.world.Names[r.status]
+		f.Fate, f.Why = NotSaved, report.StatusNames[r.status]
 		f.setTime(r.at)
 	case has != nil:
 		f.Fate, f.Space = OtherSpace, fmt.Sprintf("%x", has.Fingerprint)
@@ -244,13 +246,13 @@ func (f *Fate) setTime(ns int64) {
 
 // inOthers returns for each block another space that has it now, the one with the fewest
 // differences.
-func (t *trial) inOthers(c *chain) []*Space {
-	has := make([]*Space, c.hashes.N)
+func (t *trial) inOthers(c *chain) []*report.Space {
+	has := make([]*report.Space, c.hashes.N)
 	fewest := make([]int, c.hashes.N)
 	present := make([]bool, c.hashes.N)
-	for i := range t.others {
-		o := &t.others[i]
-		if !o.Open || int(c.group) >= len(o.Groups) {
+	for i := range t.spaces {
+		o := &t.spaces[i]
+		if o.Fingerprint == t.space.Fingerprint || !o.Open || int(c.group) >= len(o.Descriptions) {
 			continue
 		}
 		t.world.Index.Exists(o.ID, c.group, c.hashes, present)
@@ -271,7 +273,7 @@ const (
 )
 
 // differences returns the fields in which two spaces differ, by name.
-func differences(asked, has *Space) (out []Difference) {
+func differences(asked, has *report.Space) (out []Difference) {
 	fields := map[string]bool{}
 	for f := range asked.Identity {
 		fields[f] = true
@@ -287,8 +289,8 @@ func differences(asked, has *Space) (out []Difference) {
 	if asked.HashTokens != has.HashTokens {
 		out = append(out, Difference{hashTokensField, fmt.Sprint(asked.HashTokens), fmt.Sprint(has.HashTokens)})
 	}
-	if !slices.Equal(asked.Groups, has.Groups) {
-		out = append(out, Difference{groupsField, fmt.Sprint(asked.Groups), fmt.Sprint(has.Groups)})
+	if !slices.Equal(asked.Descriptions, has.Descriptions) {
+		out = append(out, Difference{groupsField, fmt.Sprint(asked.Descriptions), fmt.Sprint(has.Descriptions)})
 	}
 	return out
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -30,10 +31,11 @@ func TestEveryCauseHasItsFate(t *testing.T) {
 	} {
 		w := &World{
 			History: New(), Index: empty{}, Memory: empty{},
-			Answers: func(ipc.LookupStatus) string { return "" }, Loads: func() bool { return true },
-			Spaces: func() []Space {
+			Loads: func() bool { return true },
+			Spaces: func() []report.Space {
 				groups := []ipc.GroupDesc{{BlockTokens: 16}}
-				return []Space{{Fingerprint: fp, Open: true, HashTokens: 16, Groups: groups}}
+				return []report.Space{{Fingerprint: fp, CacheSpace: report.CacheSpace{Open: true}, HashTokens: 16,
+					Descriptions: groups}}
 			},
 		}
 		req := request(1, 2)
@@ -64,7 +66,7 @@ func TestTheDepartureBeforeTheLookupCounts(t *testing.T) {
 		for now := time.Now().UnixNano(); time.Now().UnixNano() == now; { // until the clock has moved
 		}
 	}
-	sp := &Space{Fingerprint: fp}
+	sp := &report.Space{Fingerprint: fp}
 	w := &World{History: h}
 	find := func(at int64) departure {
 		d, _ := newTrial(w, sp, nil, []chain{{0, 0, pool.Chain(req.Hashes, 32)}}).departure(blockMark{mark, 0}, at)

@@ -4,7 +4,6 @@ package history
 
 import (
 	"encoding/binary"
-	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -91,7 +90,7 @@ type departure struct {
 	at    int64
 	block uint64 // pool.Mark
 	space uint64 // spaceMark
-	class uint16 // number of its name plus 1; 0: none
+	class string // of the eviction policy, one of its few names; empty: none
 	group uint8
 	cause pool.Cause
 }
@@ -99,10 +98,9 @@ type departure struct {
 // departures are the last blocks that left memory. What resets dropped has a ring of its own: a
 // reset must not make the evictions before it forgotten.
 type departures struct {
-	mu      sync.Mutex // a leaf, taken under the pool's lock
-	rings   [2][]departure
-	made    [2]uint64 // ever
-	classes []string
+	mu    sync.Mutex // a leaf, taken under the pool's lock
+	rings [2][]departure
+	made  [2]uint64 // ever
 }
 
 // New makes an empty history. Its memory is touched as it fills.
@@ -124,6 +122,7 @@ func spaceMark(fp pool.Fingerprint) uint64 { return binary.BigEndian.Uint64(fp[:
 func (h *History) Left(d *pool.Departure) {
 	one := departure{
 		at: time.Now().UnixNano(), block: d.Block, space: spaceMark(d.Space), group: d.Group, cause: d.Cause,
+		class: d.Class,
 	}
 	ring := 0
 	if d.Cause == pool.ByReset {
@@ -132,22 +131,8 @@ func (h *History) Left(d *pool.Departure) {
 	all := &h.departures
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	one.class = all.numberLocked(d.Class)
 	all.rings[ring][all.made[ring]%MaxLeft] = one
 	all.made[ring]++
-}
-
-// numberLocked returns a class's number. A policy has few classes.
-func (a *departures) numberLocked(name string) uint16 {
-	if name == "" {
-		return 0
-	}
-	i := slices.Index(a.classes, name)
-	if i < 0 {
-		i = len(a.classes)
-		a.classes = append(a.classes, name)
-	}
-	return uint16(i + 1)
 }
 
 // each calls found for all departures, the oldest of each ring first, without the lock. One that is
@@ -171,15 +156,6 @@ func (a *departures) each(found func(d *departure)) {
 			}
 		}
 	}
-}
-
-func (a *departures) className(class uint16) string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if class == 0 {
-		return ""
-	}
-	return a.classes[class-1]
 }
 
 // Since returns when the history began.

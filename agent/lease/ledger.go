@@ -100,26 +100,13 @@ func (l *Ledger) roomLocked(a *Account) int64 {
 	return max(min(a.cap-a.used, l.cap-l.bytes), 0)
 }
 
-// AddResult is the result of Add.
-type AddResult uint8
-
-// The results of Add.
-const (
-	Added    AddResult = iota
-	OverCap            // another look-up has reached a cap meanwhile
-	NoHolder           // the session has ended meanwhile
-)
-
-// Add enters a taken and filled lease under the next serial number. A lease that is not added
-// remains the caller's.
-func (l *Ledger) Add(h *Holder, e *Lease, bytes int64) (uint64, AddResult) {
+// Add enters a taken and filled lease, and returns its serial number; 0: another look-up has
+// reached a cap meanwhile, or the session has ended, and the lease remains the caller's.
+func (l *Ledger) Add(h *Holder, e *Lease, bytes int64) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if h.closed {
-		return 0, NoHolder
-	}
-	if bytes > l.roomLocked(h.acct) {
-		return 0, OverCap
+	if h.closed || bytes > l.roomLocked(h.acct) {
+		return 0
 	}
 	l.serial++
 	e.number, e.bytes, e.owner = l.serial, bytes, h
@@ -127,7 +114,7 @@ func (l *Ledger) Add(h *Holder, e *Lease, bytes int64) (uint64, AddResult) {
 	h.acct.used += bytes
 	h.acct.count++
 	l.bytes += bytes
-	return e.number, Added
+	return e.number
 }
 
 // Settle calls then when none of the lease's promises is open any more. forget is that of
@@ -143,37 +130,23 @@ func (l *Ledger) Settle(a *Account, number uint64, then func()) (forget func() b
 	return l.tiers.Settle(refs, then)
 }
 
-// Release ends leases by their serial numbers. Numbers that are not open, or are another engine's,
-// are ignored: a lease may have been revoked, or ended with its session. It returns how many it
-// ended.
+// Release ends leases of an account, or, if that is nil, of any, by their serial numbers. Numbers
+// that are not open, or are another engine's, are ignored: a lease may have been revoked, or ended
+// with its session. It returns how many it ended.
 func (l *Ledger) Release(a *Account, numbers []uint64) (ended int) {
 	for _, number := range numbers {
-		if e := l.strike(number, a); e != nil {
-			l.GiveBack(e)
-			ended++
+		l.mu.Lock()
+		e := l.open[number]
+		if is := e != nil && (a == nil || e.owner.acct == a); !is {
+			l.mu.Unlock()
+			continue
 		}
+		l.strikeLocked(e)
+		l.mu.Unlock()
+		l.GiveBack(e)
+		ended++
 	}
 	return ended
-}
-
-// TakeBack ends a lease whose number was not delivered.
-func (l *Ledger) TakeBack(number uint64) {
-	if e := l.strike(number, nil); e != nil {
-		l.GiveBack(e)
-	}
-}
-
-// strike removes a lease of an account, or, if that is nil, of any, and returns it; nil: it is not
-// open.
-func (l *Ledger) strike(number uint64, a *Account) *Lease {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	e := l.open[number]
-	if e == nil || a != nil && e.owner.acct != a {
-		return nil
-	}
-	l.strikeLocked(e)
-	return e
 }
 
 // CloseHolder ends all leases of a session and refuses further ones.
@@ -201,10 +174,10 @@ func (l *Ledger) Totals() (count int, bytes int64, revoked uint64) {
 }
 
 // Usage returns the open leases of one engine.
-func (l *Ledger) Usage(a *Account) (count int, bytes, cap int64) {
+func (l *Ledger) Usage(a *Account) (count int, bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return a.count, a.used, a.cap
+	return a.count, a.used
 }
 
 // Submit marks a lease as named by a LOAD of the same engine, so that it is not revoked from now

@@ -46,9 +46,9 @@ func give(t *testing.T, l *Ledger, p *pins, h *Holder, ref pool.Ref, n int64) ui
 	e := l.Take()
 	e.Refs = append(e.Refs[:0], ref)
 	p.pin(ref)
-	number, result := l.Add(h, e, n)
-	if result != Added {
-		t.Fatalf("lease of %d bytes not added: %d", n, result)
+	number := l.Add(h, e, n)
+	if number == 0 {
+		t.Fatalf("lease of %d bytes not added", n)
 	}
 	return number
 }
@@ -80,8 +80,8 @@ func TestLedgerCaps(t *testing.T) {
 	e := l.Take()
 	e.Refs = append(e.Refs, 2)
 	p.pin(2)
-	if _, result := l.Add(b, e, 41); result != OverCap {
-		t.Errorf("41 bytes added with room for 40: %d", result)
+	if n := l.Add(b, e, 41); n != 0 {
+		t.Errorf("41 bytes added with room for 40: number %d", n)
 	}
 	l.GiveBack(e)
 	if !maps.Equal(p.held, map[pool.Ref]int{1: 1}) {
@@ -146,8 +146,8 @@ func TestLedgerHolderGetsNothingAfterItsEnd(t *testing.T) {
 	e.Refs = append(e.Refs, 1)
 	p.pin(1)
 	l.CloseHolder(h)
-	if _, result := l.Add(h, e, 1); result != NoHolder {
-		t.Fatalf("a lease was added to a session that has ended: %d", result)
+	if n := l.Add(h, e, 1); n != 0 {
+		t.Fatalf("a lease was added to a session that has ended: number %d", n)
 	}
 	l.GiveBack(e)
 	if len(p.held) != 0 {
@@ -191,10 +191,10 @@ func TestLedgerAgainstModel(t *testing.T) {
 			e := l.Take()
 			e.Refs = append(e.Refs[:0], pool.Ref(serial+1))
 			p.pin(pool.Ref(serial + 1))
-			number, result := l.Add(h, e, n)
+			number := l.Add(h, e, n)
 			fits := used(i%2)+n <= accounts[i%2].cap && used(-1)+n <= 500
-			if fits != (result == Added) {
-				t.Fatalf("add of %d bytes: %d, with %d and %d used", n, result, used(i%2), used(-1))
+			if fits != (number != 0) {
+				t.Fatalf("add of %d bytes: number %d, with %d and %d used", n, number, used(i%2), used(-1))
 			}
 			if !fits {
 				l.GiveBack(e)

@@ -57,9 +57,9 @@ type Peering struct {
 
 	telling sync.WaitGroup // deliveries
 
-	mu      sync.Mutex
-	closed  bool
-	waiting int // deliveries that are being told
+	mu     sync.Mutex
+	closed bool
+	told   chan struct{} // has one for each delivery that is being told
 }
 
 // New makes a peering that fetches and does not serve yet.
@@ -72,7 +72,7 @@ func New(o Options) (*Peering, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Peering{o: o, client: client}, nil
+	return &Peering{o: o, client: client, told: make(chan struct{}, maxTold)}, nil
 }
 
 // Serve serves other agents on a listener, which is the peering's from then on. It is called before
@@ -140,15 +140,13 @@ func (p *Peering) Fetch(ctx context.Context, r *delivery.Request) error {
 func (p *Peering) Deliver(to string, space pool.Fingerprint, name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || p.waiting >= maxTold {
+	if p.closed || len(p.told) == maxTold {
 		return
 	}
-	p.waiting++
+	p.told <- struct{}{}
 	p.telling.Go(func() {
 		_ = p.client.Delivered(context.Background(), to, space, name) // Close ends it
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.waiting--
+		<-p.told
 	})
 }
 

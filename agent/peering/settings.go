@@ -141,7 +141,7 @@ func (p *Settings) auth() (a peer.Auth, ok bool, err error) {
 // Node is an agent's part among those of other nodes.
 type Node struct {
 	peering  *Peering        // nil: the agent is on its own
-	listener net.Listener    // until serve; nil: other agents are not served
+	listener net.Listener    // nil: other agents are not served
 	reads    *mooncake.Reads // nil: there are no one-sided reads
 }
 
@@ -182,7 +182,7 @@ func (p *Settings) Open(
 		return nil, settings.Invalid(errors.Join(err, out.Close()))
 	}
 	part.Fetch, part.Deliver = out.peering.Fetch, out.peering.Deliver
-	part.Leave, part.Stop = out.peering.Close, out.stop
+	part.Leave, part.Stop = out.peering.Close, out.peering.StopServing
 	part.Report = func() *admin.PeersStatus {
 		reads := admin.Reads{Protocol: p.rdma.protocol}
 		if out.reads != nil {
@@ -216,28 +216,16 @@ func (p *Node) Serve(a *guests.Guests) error {
 	if p.listener == nil {
 		return nil
 	}
-	l := p.listener
-	p.listener = nil
-	return p.peering.Serve(l, a)
+	return p.peering.Serve(p.listener, a)
 }
 
-// stop ends the service to other agents, and returns when the address is free.
-func (p *Node) stop() error {
-	if p.listener != nil {
-		l := p.listener
-		p.listener = nil
-		return l.Close()
-	}
-	return p.peering.StopServing()
-}
-
-// Close ends what stop has not.
+// Close ends what the guests have not.
 func (p *Node) Close() (err error) {
-	if p.listener != nil || p.peering != nil {
-		err = p.stop()
-	}
 	if p.peering != nil {
-		err = errors.Join(err, p.peering.Close())
+		err = errors.Join(p.peering.StopServing(), p.peering.Close())
+	}
+	if p.listener != nil {
+		_ = p.listener.Close() // it is closed already if it was served
 	}
 	if p.reads != nil {
 		err = errors.Join(err, p.reads.Close())

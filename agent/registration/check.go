@@ -1,9 +1,11 @@
 package registration
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -31,24 +33,8 @@ func Check(r *ipc.Register, dir string) (err error) {
 	if strings.ContainsFunc(r.Instance, func(c rune) bool { return c < ' ' || c == 0x7f }) {
 		return fmt.Errorf("instance: %q, allowed: UTF-8 without control characters", r.Instance)
 	}
-	if err := checkPlace(r); err != nil {
-		return err
-	}
-	if err := checkIdentity(r.Identity); err != nil {
-		return err
-	}
-	if err := checkGroups(r.HashTokens, r.Groups); err != nil {
-		return err
-	}
-	if r.LookupName != "" {
-		if err := checkLookupName(dir, r.LookupName); err != nil {
-			return err
-		}
-	}
-	if r.Role == ipc.RoleScheduler {
-		return checkScheduler(r)
-	}
-	return checkWorker(r)
+	return cmp.Or(checkPlace(r), checkIdentity(r.Identity), checkGroups(r.HashTokens, r.Groups),
+		checkLookupName(dir, r.LookupName), checkParts(r))
 }
 
 // inRange returns an error if an integer field is not within low and high.
@@ -75,16 +61,11 @@ func checkPlace(r *ipc.Register) error {
 }
 
 func checkIdentity(pairs []ipc.Pair) error {
-	values := map[string]string{}
-	for _, p := range pairs {
-		values[p.Key] = p.Value
-	}
 	for _, key := range []string{"model", "dtype", "tenant"} {
-		switch value, there := values[key]; {
-		case !there:
-			return fmt.Errorf("identity: no %s, allowed: model, dtype and tenant must be there", key)
-		case value == "" && key != "tenant":
-			return fmt.Errorf("identity: %s is empty, allowed: a value", key)
+		i := slices.IndexFunc(pairs, func(p ipc.Pair) bool { return p.Key == key })
+		if i < 0 || pairs[i].Value == "" && key != "tenant" {
+			return fmt.Errorf("identity: no %s, allowed: model, dtype and tenant must be there, of which only tenant "+
+				"may be empty", key)
 		}
 	}
 	return nil
@@ -124,50 +105,37 @@ func lcm(a, b uint64) uint64 {
 	return a / x * b
 }
 
-func checkScheduler(r *ipc.Register) error {
-	switch {
-	case r.Rank != 0:
-		return fmt.Errorf("rank: %d, allowed: 0 for a scheduler", r.Rank)
-	case len(r.Held) != 0:
-		return fmt.Errorf("held: %d shards, allowed: none for a scheduler", len(r.Held))
-	case r.Sync != nil:
+// checkParts checks what comes with a registration, of which a scheduler has nothing.
+func checkParts(r *ipc.Register) error {
+	regions, segments, held := uint64(r.Regions), uint64(r.Segments), uint64(len(r.Held))
+	if r.Role == ipc.RoleWorker {
+		return cmp.Or(inRange("regions", regions, 1, ipc.MaxRegions), inRange("held", held, 1, uint64(r.Shards)),
+			inRange("segments", segments, uint64(len(r.Groups))*held, ipc.MaxSegments))
+	}
+	if r.Sync != nil {
 		return fmt.Errorf("sync: given, allowed: none for a scheduler")
-	case r.Regions != 0:
-		return fmt.Errorf("regions: %d, allowed: 0 for a scheduler", r.Regions)
-	case r.Segments != 0:
-		return fmt.Errorf("segments: %d, allowed: 0 for a scheduler", r.Segments)
 	}
-	return nil
+	return cmp.Or(inRange("rank", uint64(r.Rank), 0, 0), inRange("held", held, 0, 0), inRange("regions", regions, 0, 0),
+		inRange("segments", segments, 0, 0))
 }
 
-func checkWorker(r *ipc.Register) error {
-	if err := inRange("regions", uint64(r.Regions), 1, ipc.MaxRegions); err != nil {
-		return err
-	}
-	if len(r.Held) == 0 {
-		return fmt.Errorf("held: no shards, allowed: 1 to %d for a worker", r.Shards)
-	}
-	return inRange("segments", uint64(r.Segments), uint64(len(r.Groups)*len(r.Held)), ipc.MaxSegments)
-}
-
-// importKind returns the device's kind of a region kind of the protocol, and whether a descriptor
-// comes with it.
-func importKind(kind uint8) (k cudaipc.Kind, fd bool) {
-	switch kind {
-	case ipc.RegionFD:
-		return cudaipc.KindFD, true
-	case ipc.RegionPeer:
-		return cudaipc.KindPeer, false
-	case ipc.RegionCUDA:
-		return cudaipc.KindCUDA, false
-	case ipc.RegionCUDAFD:
-		return cudaipc.KindCUDAFD, true
-	}
-	return 0, false
+// kinds are the protocol's kinds of regions: the device's kind, whether a descriptor comes with it,
+// and the length of its handle, which ends with a GPU's UUID.
+var kinds = map[uint8]struct {
+	kind   cudaipc.Kind
+	fd     bool
+	handle int
+}{
+	ipc.RegionFD: {cudaipc.KindFD, true, 0}, ipc.RegionPeer: {cudaipc.KindPeer, false, 0},
+	ipc.RegionCUDA:   {cudaipc.KindCUDA, false, cudaHandle + gpuUUID},
+	ipc.RegionCUDAFD: {cudaipc.KindCUDAFD, true, gpuUUID},
 }
 
 // checkLookupName returns an error unless a client may have a look-up socket of that name in dir.
 func checkLookupName(dir, name string) error {
+	if name == "" { // it wants none
+		return nil
+	}
 	if err := socketdir.CheckName(name); err != nil {
 		return err
 	}
@@ -184,39 +152,25 @@ func checkRegion(d *ipc.RegionDesc) error {
 	if err := inRange(field+".size", d.Size, 1, maxRegionBytes); err != nil {
 		return err
 	}
-	if d.Kind == ipc.RegionPeer {
-		if d.Addr == 0 || d.Addr >= maxAddr || d.Size > maxAddr-d.Addr {
-			return fmt.Errorf("%s.addr: %#x with %d bytes, allowed: a range between 1 and %#x", field, d.Addr, d.Size,
-				uint64(maxAddr))
-		}
-	} else if d.Kind == ipc.RegionCUDA {
-		if d.Addr > maxRegionBytes-d.Size {
-			return fmt.Errorf("%s.addr: %d with %d bytes, allowed: at most %d together, from the beginning of the "+
-				"allocation", field, d.Addr, d.Size, uint64(maxRegionBytes))
-		}
-	} else if d.Addr != 0 {
-		return fmt.Errorf("%s.addr: %#x, allowed: 0 for kind %d", field, d.Addr, d.Kind)
+	low, high := uint64(0), uint64(0) // of a piece of memory that a descriptor or a handle names
+	switch d.Kind {
+	case ipc.RegionPeer:
+		low, high = 1, maxAddr-d.Size
+	case ipc.RegionCUDA: // from the beginning of the allocation
+		high = maxRegionBytes - d.Size
 	}
-	if want := handleBytes(d.Kind); len(d.Handle) != want {
+	if err := inRange(field+".addr", d.Addr, low, high); err != nil {
+		return err
+	}
+	if want := kinds[d.Kind].handle; len(d.Handle) != want {
 		return fmt.Errorf("%s.handle: %d bytes, allowed: %d for kind %d", field, len(d.Handle), want, d.Kind)
 	}
 	return nil
 }
 
-// handleBytes returns the length of a region's handle, which ends with a GPU's UUID.
-func handleBytes(kind uint8) int {
-	switch kind {
-	case ipc.RegionCUDA:
-		return cudaHandle + gpuUUID
-	case ipc.RegionCUDAFD:
-		return gpuUUID
-	}
-	return 0
-}
-
 // gpuOf returns the GPU of a checked region, and whether it is on one.
 func gpuOf(d *ipc.RegionDesc) (gpu cudaipc.UUID, on bool) {
-	n := handleBytes(d.Kind)
+	n := len(d.Handle)
 	if n == 0 {
 		return gpu, false
 	}

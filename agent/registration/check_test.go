@@ -27,15 +27,15 @@ func TestRegisterRefusals(t *testing.T) {
 		"instance control": {func(m *ipc.Register) { m.Instance = "a\nb" }, `instance: "a\nb", allowed`},
 		"rank":             {func(m *ipc.Register) { m.Rank = 1 }, "rank: 1, allowed: 0 to 0"},
 		"held of a scheduler": {func(m *ipc.Register) { m.Role = ipc.RoleScheduler },
-			"held: 1 shards, allowed: none for a scheduler"},
+			"held: 1, allowed: 0 to 0"},
 		"held":       {func(m *ipc.Register) { m.Held[0] = 1 }, "held[0]: 1, allowed: 0 to 0"},
 		"held twice": {func(m *ipc.Register) { m.Shards, m.Held = 9, []uint32{3, 3} }, "held[1]: 3 after 3, allowed"},
-		"held none":  {func(m *ipc.Register) { m.Held, m.Regions = nil, 1 }, "held: no shards, allowed: 1 to 1"},
+		"held none":  {func(m *ipc.Register) { m.Held, m.Regions = nil, 1 }, "held: 0, allowed: 1 to 1"},
 		"held and segments": {func(m *ipc.Register) { m.Shards, m.Held, m.Regions = 2, []uint32{0, 1}, 1 },
 			"segments: 1, allowed: 2 to"},
 		"identity no tenant": {func(m *ipc.Register) { m.Identity = m.Identity[:2] }, "identity: no tenant, allowed"},
 		"identity empty model": {func(m *ipc.Register) { m.Identity[1].Value = "" },
-			"identity: model is empty, allowed"},
+			"identity: no model, allowed"},
 		"block_tokens": {func(m *ipc.Register) { m.Groups[0].BlockTokens = 17 },
 			"groups[0].block_tokens: 17, allowed: a multiple of hash_tokens (16)"},
 		"block_tokens large": {func(m *ipc.Register) { m.Groups[0].BlockTokens = 1 << 21 },
@@ -60,9 +60,9 @@ func TestRegisterRefusals(t *testing.T) {
 		"worker no regions":  {func(m *ipc.Register) { m.Regions = 0 }, "regions: 0, allowed: 1 to 4096"},
 		"worker no segments": {func(m *ipc.Register) { m.Segments = 0 }, "segments: 0, allowed: 1 to 65536"},
 		"scheduler has rank": {func(m *ipc.Register) { m.Role, m.World, m.Rank = 0, 2, 1 },
-			"rank: 1, allowed: 0 for a scheduler"},
+			"rank: 1, allowed: 0 to 0"},
 		"scheduler has regions": {func(m *ipc.Register) { m.Role, m.Held = 0, nil },
-			"regions: 1, allowed: 0 for a scheduler"},
+			"regions: 1, allowed: 0 to 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := register("a")
@@ -93,7 +93,7 @@ func TestRegionAndSegmentRefusals(t *testing.T) {
 		"size":          {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1 << 62}), "region 0.size"},
 		"address":       {checkRegion(&ipc.RegionDesc{Kind: 2, Size: 1}), "region 0.addr"},
 		"address wraps": {checkRegion(&ipc.RegionDesc{Kind: 2, Size: 1 << 40, Addr: 1<<47 - 1}), "region 0.addr"},
-		"address of fd": {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1, Addr: 1}), "allowed: 0 for kind 1"},
+		"address of fd": {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1, Addr: 1}), "region 0.addr: 1, allowed: 0 to 0"},
 		"handle": {checkRegion(&ipc.RegionDesc{Kind: 3, Size: 1, Handle: []byte{1}}),
 			"handle: 1 bytes, allowed: 80"},
 		"handle of fd": {checkRegion(&ipc.RegionDesc{Kind: 1, Size: 1, Handle: []byte{1}}),
@@ -123,7 +123,7 @@ func TestRegionAndSegmentRefusals(t *testing.T) {
 		"offset too far": {checkRegion(&ipc.RegionDesc{Kind: 3, Size: 2, Addr: 1<<46 - 1, Handle: make([]byte, 80)}),
 			"region 0.addr"},
 		"offset of peer": {checkRegion(&ipc.RegionDesc{Kind: 4, Size: 1, Addr: 1, Handle: make([]byte, 16)}),
-			"allowed: 0 for kind 4"},
+			"region 0.addr: 1, allowed: 0 to 0"},
 		"GPU events": {checkSync(&ipc.SyncDesc{EventsOff: size - 32, Events: 1}, regions, true), "sync.events_off"},
 	} {
 		if c.err == nil || !strings.Contains(c.err.Error(), c.want) {

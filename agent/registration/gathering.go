@@ -3,6 +3,7 @@
 package registration
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -24,7 +25,7 @@ type Gathering struct {
 
 	regions  map[uint32]ipc.RegionDesc // by ID; a region in pieces has their sum as its size
 	pieces   []piece                   // all received, in order
-	fds      int                       // descriptors owned by pieces
+	fds      []int                     // owned: what has come with the pieces
 	gpu      cudaipc.UUID              // of the regions on a GPU; zero: there are none yet
 	segments [][][]ipc.SegmentDesc     // by index of the shard held, and group
 }
@@ -32,7 +33,7 @@ type Gathering struct {
 // piece is one element of REGIONS: a region, or a part of one.
 type piece struct {
 	desc ipc.RegionDesc
-	fd   int // owned; -1: none
+	fd   int // -1: none
 }
 
 // New begins a registration that has passed Check.
@@ -47,116 +48,88 @@ func New(m *ipc.Register) *Gathering {
 }
 
 // FDs returns the number of descriptors that r owns.
-func (r *Gathering) FDs() int { return r.fds }
+func (r *Gathering) FDs() int { return len(r.fds) }
 
-// Pieces returns the number of regions; a region in pieces counts once for each piece.
-func (r *Gathering) Pieces() int { return len(r.pieces) }
-
-// GPU returns the GPU of the regions on a GPU, or zero if there are none.
-func (r *Gathering) GPU() cudaipc.UUID { return r.gpu }
+// Size returns the number and the bytes of the regions; one in pieces counts once for each piece.
+func (r *Gathering) Size() (count int, bytes int64) {
+	for i := range r.pieces {
+		bytes += int64(r.pieces[i].desc.Size)
+	}
+	return len(r.pieces), bytes
+}
 
 // Complete reports whether all parts have arrived.
 func (r *Gathering) Complete() bool { return r.regionsLeft == 0 && r.segmentsLeft == 0 }
 
-// AddRegions adds one REGIONS message, with as many descriptors as it names. It owns them from the
-// call on, even if it panics.
+// AddRegions adds one REGIONS message, with as many descriptors as it names. r owns them from the
+// call on, whatever comes of it.
 func (r *Gathering) AddRegions(m *ipc.Regions, fds []int) (err error) {
 	defer ipc.Guard(&err)
-	defer func() { CloseFDs(fds) }() // closes those that no piece owns
-	if left := r.regionsLeft; !take(&r.regionsLeft, len(m.List)) {
-		return fmt.Errorf("regions: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Regions)
-	}
-	for i := range m.List {
-		d := m.List[i]
-		fd := -1
-		if _, withFD := importKind(d.Kind); withFD {
-			fd, fds = fds[0], fds[1:]
-		}
-		if err := r.addRegion(d, fd); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// take subtracts n from left, or returns false if left is less.
-func take(left *uint32, n int) bool {
-	if uint64(n) > uint64(*left) {
-		return false
-	}
-	*left -= uint32(n)
-	return true
-}
-
-// addRegion owns fd, even if it panics; -1: none.
-func (r *Gathering) addRegion(d ipc.RegionDesc, fd int) error {
-	entered := false
-	defer func() {
-		if !entered && fd >= 0 {
-			CloseFDs([]int{fd})
-		}
-	}()
-	whole, err := r.enter(&d)
-	if err != nil {
+	r.fds = append(r.fds, fds...)
+	if err := take("regions", &r.regionsLeft, len(m.List), r.Msg.Regions); err != nil {
 		return err
 	}
-	entered = true
-	d.Handle = append([]byte(nil), d.Handle...) // it lies in the frame
-	r.regions[d.ID] = whole
-	r.pieces = append(r.pieces, piece{d, fd})
-	if fd >= 0 {
-		r.fds++
+	for _, d := range m.List {
+		if err := r.enter(&d); err != nil {
+			return err
+		}
+		d.Handle = append([]byte(nil), d.Handle...) // it lies in the frame
+		p := piece{d, -1}
+		if kinds[d.Kind].fd {
+			p.fd, fds = fds[0], fds[1:]
+		}
+		r.pieces = append(r.pieces, p)
 	}
 	return nil
 }
 
-// enter checks an element of REGIONS and returns the region that it forms with the pieces before
-// it.
-func (r *Gathering) enter(d *ipc.RegionDesc) (ipc.RegionDesc, error) {
-	if err := checkRegion(d); err != nil {
-		return *d, err
+// take subtracts n from what is left of all parts of a kind.
+func take(parts string, left *uint32, n int, all uint32) error {
+	if uint64(n) > uint64(*left) {
+		return fmt.Errorf("%s: %d more, allowed: the %d that are left of %d", parts, n, *left, all)
 	}
-	if err := r.checkGPU(d); err != nil {
-		return *d, err
-	}
-	have, there := r.regions[d.ID]
-	if !there {
-		return *d, nil
-	}
-	if last := &r.pieces[len(r.pieces)-1].desc; d.Kind != ipc.RegionCUDAFD || have.Kind != d.Kind || last.ID != d.ID {
-		return *d, fmt.Errorf("region %d: named twice, allowed: each id once, but for pieces of kind %d next to each "+
-			"other", d.ID, ipc.RegionCUDAFD)
-	}
-	if d.Size > maxRegionBytes-have.Size {
-		return *d, fmt.Errorf("region %d.size: %d in its pieces so far and %d more, allowed: at most %d in all", d.ID,
-			have.Size, d.Size, uint64(maxRegionBytes))
-	}
-	have.Size += d.Size
-	return have, nil
+	*left -= uint32(n)
+	return nil
 }
 
-// checkGPU checks that all regions are on one GPU.
-func (r *Gathering) checkGPU(d *ipc.RegionDesc) error {
-	gpu, on := gpuOf(d)
-	switch {
-	case !on:
-		return nil
-	case gpu == (cudaipc.UUID{}):
-		return fmt.Errorf("region %d.handle: no UUID, allowed: that of a GPU in its last 16 bytes", d.ID)
-	case r.gpu == (cudaipc.UUID{}):
-		r.gpu = gpu
-	case r.gpu != gpu:
-		return fmt.Errorf("region %d.handle: on %v, allowed: %v, where the regions before it are; a worker's are all "+
-			"on one GPU", d.ID, gpu, r.gpu)
+// enter checks an element of REGIONS and adds it to the region that it forms with the pieces before
+// it.
+func (r *Gathering) enter(d *ipc.RegionDesc) error {
+	if err := checkRegion(d); err != nil {
+		return err
 	}
+	if gpu, on := gpuOf(d); on {
+		if gpu == (cudaipc.UUID{}) {
+			return fmt.Errorf("region %d.handle: no UUID, allowed: that of a GPU in its last 16 bytes", d.ID)
+		}
+		if r.gpu = cmp.Or(r.gpu, gpu); gpu != r.gpu {
+			return fmt.Errorf("region %d.handle: on %v, allowed: %v, where the regions before it are; a worker's are "+
+				"all on one GPU", d.ID, gpu, r.gpu)
+		}
+	}
+	whole, there := r.regions[d.ID]
+	if !there {
+		r.regions[d.ID] = *d
+		return nil
+	}
+	if last := &r.pieces[len(r.pieces)-1].desc; d.Kind != ipc.RegionCUDAFD || whole.Kind != d.Kind || last.ID != d.ID {
+		return fmt.Errorf("region %d: named twice, allowed: each id once, but for pieces of kind %d next to each other",
+			d.ID, ipc.RegionCUDAFD)
+	}
+	if d.Size > maxRegionBytes-whole.Size {
+		return fmt.Errorf("region %d.size: %d in its pieces so far and %d more, allowed: at most %d in all", d.ID,
+			whole.Size, d.Size, uint64(maxRegionBytes))
+	}
+	whole.Size += d.Size
+	r.regions[d.ID] = whole
 	return nil
 }
 
 // AddSegments adds one SEGMENTS message.
 func (r *Gathering) AddSegments(m *ipc.Segments) (err error) {
 	defer ipc.Guard(&err)
-	if left := r.segmentsLeft; !take(&r.segmentsLeft, len(m.List)) {
-		return fmt.Errorf("segments: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Segments)
+	if err := take("segments", &r.segmentsLeft, len(m.List), r.Msg.Segments); err != nil {
+		return err
 	}
 	if int(m.Group) >= len(r.Msg.Groups) {
 		return fmt.Errorf("segments: group %d, allowed: 0 to %d", m.Group, len(r.Msg.Groups)-1)
@@ -216,18 +189,16 @@ func (r *Gathering) layout(segments [][]ipc.SegmentDesc) (out transfer.Layout, s
 // Imports returns the request to the device, which owns the descriptors from the call of Import on.
 func (r *Gathering) Imports(pid int) cudaipc.Import {
 	im := cudaipc.Import{Pid: pid, GPU: r.gpu}
+	r.fds = nil
 	for i := range r.pieces {
-		p := &r.pieces[i]
-		kind, _ := importKind(p.desc.Kind)
-		region := cudaipc.Region{ID: cudaipc.RegionID(p.desc.ID), Kind: kind, Size: p.desc.Size, FD: p.fd,
-			Addr: p.desc.Addr}
-		if kind == cudaipc.KindCUDA {
-			region.Handle = p.desc.Handle[:cudaHandle]
+		d := &r.pieces[i].desc
+		region := cudaipc.Region{ID: cudaipc.RegionID(d.ID), Kind: kinds[d.Kind].kind, Size: d.Size, FD: r.pieces[i].fd,
+			Addr: d.Addr}
+		if d.Kind == ipc.RegionCUDA {
+			region.Handle = d.Handle[:cudaHandle]
 		}
 		im.Regions = append(im.Regions, region)
-		p.fd = -1
 	}
-	r.fds = 0
 	if s := r.Msg.Sync; s != nil {
 		im.Sync = &cudaipc.Sync{
 			Region: cudaipc.RegionID(s.Region), StepOff: s.StepOff, EventsOff: s.EventsOff, Events: s.Events,
@@ -237,23 +208,10 @@ func (r *Gathering) Imports(pid int) cudaipc.Import {
 	return im
 }
 
-// Bytes returns the total size of all regions.
-func (r *Gathering) Bytes() (sum int64) {
-	for i := range r.pieces {
-		sum += int64(r.pieces[i].desc.Size)
-	}
-	return sum
-}
-
 // Drop closes the descriptors that r still owns.
 func (r *Gathering) Drop() {
-	for i := range r.pieces {
-		if p := &r.pieces[i]; p.fd >= 0 {
-			CloseFDs([]int{p.fd})
-			p.fd = -1
-		}
-	}
-	r.fds = 0
+	CloseFDs(r.fds)
+	r.fds = nil
 }
 
 // CloseFDs closes the descriptors of a message.

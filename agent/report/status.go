@@ -27,14 +27,11 @@ type Status struct {
 	Sessions          int `json:"sessions" metric:"sessions"`
 	Regions           int `json:"regions"`
 	Jobs              int `json:"jobs" metric:"jobs"`
-	// PendingFDs are descriptors of registrations that are not complete.
-	PendingFDs int64 `json:"pending_descriptors"`
 	// Stuck are workers whose current step is older than the limit.
 	Stuck int `json:"workers_stuck" metric:"workers_stuck"`
 
 	Leases        int    `json:"leases" metric:"leases"`
 	LeaseBytes    int64  `json:"lease_bytes" metric:"lease_bytes"`
-	LeaseCap      int64  `json:"lease_cap_bytes"` // of one engine
 	LeasesGiven   uint64 `json:"leases_given"`
 	LeasesRevoked uint64 `json:"leases_revoked" metric:"leases_total{event=revoked}"`
 
@@ -64,7 +61,6 @@ type Status struct {
 
 	Pool       pool.Stats           `json:"pool"`
 	EngineList []EngineStatus       `json:"engine_list"`
-	Sockets    []string             `json:"lookup_sockets"`
 	Tiers      *pool.TierReport     `json:"tiers,omitempty"` // nil: memory alone
 	Movers     []cudaipc.MoverState `json:"movers"`
 	// Abandoned is why the pool's file was abandoned and the pool started empty; empty: it was not.

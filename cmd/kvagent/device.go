@@ -65,15 +65,30 @@ func moverOfGPU(base mover.Options, log *zap.Logger) func(cudaipc.UUID) (cudaipc
 	}
 }
 
-// informGPU returns a function that logs changes of a GPU. A process that ends and the next one may
-// call it at once.
+// informGPU returns a function that logs changes of a GPU: that it is open, the result of pinning
+// the pool, and parts that the driver refused. A process that ends and the next one may call it at
+// once.
 func informGPU(log *zap.Logger) func(cudaipc.CUDAInfo) {
 	var mu sync.Mutex
 	var was cudaipc.CUDAInfo
 	return func(i cudaipc.CUDAInfo) {
 		mu.Lock()
 		defer mu.Unlock()
-		logGPU(log, &was, &i)
+		gpu, pinned := zap.Stringer("gpu", i.GPU), zap.String("pinned", settings.HumanSize(i.Pinned))
+		if was == (cudaipc.CUDAInfo{}) {
+			log.Info("a GPU is open", gpu, zap.String("type", i.Name), zap.Int("driver", i.Driver),
+				zap.Bool("batch_call", i.Batch))
+		}
+		switch {
+		case i.PinError != "" && (was.PinError == "" || i.PinDone && !was.PinDone):
+			log.Warn("the driver does not pin all of the pool: copies of the rest go through a small ring and are "+
+				"slower", gpu, pinned, zap.String("refused", settings.HumanSize(i.Refused)),
+				zap.String("why", i.PinError),
+				zap.String("hint", "memory that may be locked without limit (ulimit -l unlimited, "+
+					"--ulimit memlock=-1, LimitMEMLOCK=infinity), or a smaller pool"))
+		case i.PinDone && !was.PinDone && i.PinError == "":
+			log.Info("the pool is pinned", gpu, pinned, zap.Float64("seconds", i.PinSeconds))
+		}
 		was = i
 	}
 }
@@ -101,23 +116,4 @@ func probeCUDA(o mover.Options) error {
 		return err
 	}
 	return errors.Join(m.Start(), m.Close())
-}
-
-// logGPU logs changes of a GPU: that it is open, the result of pinning the pool, and parts that the
-// driver refused.
-func logGPU(log *zap.Logger, was, i *cudaipc.CUDAInfo) {
-	gpu, pinned := zap.Stringer("gpu", i.GPU), zap.String("pinned", settings.HumanSize(i.Pinned))
-	if *was == (cudaipc.CUDAInfo{}) {
-		log.Info("a GPU is open", gpu, zap.String("type", i.Name), zap.Int("driver", i.Driver),
-			zap.Bool("batch_call", i.Batch))
-	}
-	switch {
-	case i.PinError != "" && (was.PinError == "" || i.PinDone && !was.PinDone):
-		log.Warn("the driver does not pin all of the pool: copies of the rest go through a small ring and are slower",
-			gpu, pinned, zap.String("refused", settings.HumanSize(i.Refused)), zap.String("why", i.PinError),
-			zap.String("hint", "memory that may be locked without limit (ulimit -l unlimited, --ulimit memlock=-1, "+
-				"LimitMEMLOCK=infinity), or a smaller pool"))
-	case i.PinDone && !was.PinDone && i.PinError == "":
-		log.Info("the pool is pinned", gpu, pinned, zap.Float64("seconds", i.PinSeconds))
-	}
 }

@@ -84,10 +84,6 @@ func (s *proofSettings) run(ctx context.Context, out io.Writer) error {
 		fmt.Fprintf(out, "%s, %s, %d of %d MiB free, driver for CUDA %d.%d, %s\n", r.GPU, r.UUID, r.FreeMiB, r.TotalMiB,
 			r.Driver/1000, r.Driver%1000/10, r.Host)
 	}
-	return errors.Join(err, s.verdict(r))
-}
-
-func (s *proofSettings) verdict(r *proof.Report) error {
 	var failed []string
 	for _, l := range r.Lines {
 		if !l.OK {
@@ -96,11 +92,11 @@ func (s *proofSettings) verdict(r *proof.Report) error {
 	}
 	switch {
 	case len(failed) > 0:
-		return fmt.Errorf("failed: %s", strings.Join(failed, ", "))
+		err = errors.Join(err, fmt.Errorf("failed: %s", strings.Join(failed, ", ")))
 	case s.strict && !r.TargetsMet:
-		return errors.New("targets are missed")
+		err = errors.Join(err, errors.New("targets are missed"))
 	}
-	return nil
+	return err
 }
 
 // showLine prints a check's result.

@@ -32,8 +32,7 @@ import (
 // is refused before it takes memory for a pool. It closes what it opened in the opposite order: the
 // agent, the peers, the tiers, the device that maps the pool's arena, the pool.
 func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
-	floor := raiseHeap()
-	defer runtime.KeepAlive(floor)
+	defer runtime.KeepAlive(raiseHeap())
 	signal.Ignore(syscall.SIGPIPE) // a reader of the log that exits must not end the agent
 	cfg, join, err := s.agentConfig()
 	if err != nil {
