@@ -204,5 +204,5 @@ func (p *Pool) Close() error {
 	if p.advisor != nil {
 		p.advisor.Close()
 	}
-	return errors.Join(err, p.keeper.close(), p.arena.Close())
+	return errors.Join(err, p.arena.Close(), p.keeper.close())
 }

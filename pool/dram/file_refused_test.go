@@ -123,7 +123,7 @@ func TestSecondPoolIsRefused(t *testing.T) {
 	o, _ := keptFile(t)
 	p := reopen(t, o)
 	var held *HeldError
-	if _, err := Open(o); !errors.As(err, &held) || held.Process != os.Getpid() || held.Exited {
+	if _, err := Open(o); !errors.As(err, &held) || held.Process != os.Getpid() || held.Orphan {
 		t.Errorf("%v", err)
 	}
 	closePool(t, p)

@@ -121,17 +121,11 @@ func (c *core) forgetUnopened() (n int, ok bool) {
 	return 0, false
 }
 
-// HeldError names the process that has the file that Open was given.
+// HeldError is of a file that others have.
 type HeldError = arena.HeldError
-
-// ErrHeld matches every HeldError.
-var ErrHeld = arena.ErrHeld
 
 // ErrNoMemory is for memory that the machine has, and that is in use now.
 var ErrNoMemory = arena.ErrNoMemory
-
-// ProcessBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
-func ProcessBegan(pid int) uint64 { return arena.ProcessBegan(pid) }
 
 // openFile opens a pool whose file outlives the process.
 func openFile(o *Options) (*Pool, error) {
@@ -147,7 +141,7 @@ func openFile(o *Options) (*Pool, error) {
 	page, _ := a.Page()
 	c, err := o.core(f, page, r)
 	if err != nil {
-		return nil, errors.Join(err, f.Unmap(), a.Close())
+		return nil, errors.Join(err, a.Close(), f.Close())
 	}
 	p := start(o, a, c)
 	p.keeper = startKeeper(f, o.Advisor)
@@ -214,7 +208,6 @@ func (k *fileKeeper) close() error {
 	if k == nil {
 		return nil
 	}
-	k.file.Unsign()
 	close(k.ending)
 	k.done.Wait()
 	return k.file.Close()
