@@ -255,10 +255,6 @@ func (p *Pool) stats() pool.Stats {
 	if f := c.file; f != nil {
 		s.FileFull = f.TimesFull()
 	}
-	if !p.closed {
-		s.IndexBytes = c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
-			c.owners.Resident() + c.slabs.Resident()
-	}
 	s.Classes = c.slabs.Stats()
 	s.Owners = c.owners.Stats()
 	return s

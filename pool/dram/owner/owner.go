@@ -53,9 +53,6 @@ func New(most int) (t Table, err error) {
 // Unmap releases the memory.
 func (t *Table) Unmap() error { return t.links.Close() }
 
-// Resident returns the touched memory.
-func (t *Table) Resident() int64 { return t.links.Resident(t.high) }
-
 // Open returns the number of the owner with a name, which it keeps for that name until as many
 // calls of Close. Afterwards it stays the name's as long as its place is not needed; then the
 // entries of the closed owner with the fewest bytes belong to nobody from that moment on.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math/bits"
 	"slices"
-	"unsafe"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
@@ -326,23 +325,5 @@ func (s *Slabs) Stats() (out []pool.ClassStats) {
 	return out
 }
 
-// Resident returns the memory of the cells and states that were used as slabs are cut now.
-func (s *Slabs) Resident() (bytes int64) {
-	const page = arena.PageBytes
-	for _, size := range []int64{int64(unsafe.Sizeof(Cell{})), int64(unsafe.Sizeof(Empty))} {
-		for n := range s.slab {
-			used := size * int64(s.slab[n].fresh)
-			if size<<s.slotBits >= page { // slabs share no page
-				used = (used + page - 1) &^ (page - 1)
-			}
-			bytes += used
-		}
-	}
-	return bytes
-}
-
 // Close unmaps the cells and states.
 func (s *Slabs) Close() error { return errors.Join(s.cells.Close(), s.states.Close()) }
-
-// Mapped returns the memory of the cells and of the states.
-func (s *Slabs) Mapped() (cells, states []byte) { return s.cells.Mapped(), s.states.Mapped() }
