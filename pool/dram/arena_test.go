@@ -154,7 +154,7 @@ func TestIndexOfShardsIsSmall(t *testing.T) {
 func residentIndex(t *testing.T, p *Pool) int64 {
 	c, slots := p.core, p.info.Bytes/arena.SlotUnit
 	n := resident(t, c.recs.All) + resident(t, c.states.All) +
-		resident(t, unsafe.Slice(c.slabs.At(0), slots)) + resident(t, unsafe.Slice(c.slabs.State(0), slots))
+		resident(t, unsafe.Slice(c.slabs.at(0), slots)) + resident(t, unsafe.Slice(c.slabs.state(0), slots))
 	now, _ := c.table.Side(0)
 	old, _ := c.table.Side(math.MaxUint64)
 	if n += resident(t, now.Cell); old != now {

@@ -8,7 +8,6 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/owner"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // core is everything that the pool's lock guards: the entries, their places and the order of
@@ -21,7 +20,7 @@ type core struct {
 	high   uint32 // records from here on were never used
 	spare  uint32 // first unused record below high
 
-	slabs  slab.Slabs
+	slabs  slabs
 	file   *arena.File // nil: the pool ends with the process
 	recent list        // visible, by use; see unpinned
 
@@ -86,7 +85,7 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 	if c.table, err = offheap.OpenTable(); err != nil {
 		return c, err
 	}
-	if c.slabs, err = slab.New(o.Bytes, o.SlabBytes, page, f); err != nil {
+	if c.slabs, err = newSlabs(o.Bytes, o.SlabBytes, page, f); err != nil {
 		return c, err
 	}
 	return c, nil
@@ -96,7 +95,7 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
 	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.owners.Unmap(),
-		c.slabs.Close())
+		c.slabs.close())
 }
 
 // hashes computes the hashes of entries, for a table that moves them.

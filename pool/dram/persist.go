@@ -44,7 +44,7 @@ func (c *core) clearHeaders(e uint32) {
 	if c.file == nil {
 		return
 	}
-	for slot := c.recs.All[e].head; slot&upward == 0; slot = c.slabs.At(slot).Link {
+	for slot := c.recs.All[e].head; slot&upward == 0; slot = c.slabs.at(slot).link {
 		c.file.Touch(func() { c.header(slot).Check.Store(0) })
 	}
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // Reserve implements pool.Slots.
@@ -149,13 +148,13 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 
 func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
 	slot, _ := c.shardCell(c.recs.All[e].head, int(shard))
-	switch state := c.slabs.State(slot); *state {
-	case slab.Present:
+	switch state := c.slabs.state(slot); *state {
+	case shardPresent:
 		return pool.Exists, pool.Slot{}
-	case slab.Writing:
+	case shardWriting:
 		return pool.InProgress, pool.Slot{}
 	default:
-		*state = slab.Writing
+		*state = shardWriting
 	}
 	c.leaveLists(e) // it may have been partial
 	c.states.All[e].writing++
@@ -167,7 +166,7 @@ func (c *core) slot(e uint32, shard uint8) pool.Slot {
 	sp := c.realms[r.ident.realm()].space
 	number, cell := c.shardCell(r.head, int(shard))
 	return pool.Slot{
-		Ref: c.ref(e), Off: c.slabs.Offset(number), Sum: cell.Sum, Shard: shard,
+		Ref: c.ref(e), Off: c.slabs.offset(number), Sum: cell.sum, Shard: shard,
 		Len: sp.spec.Groups[r.ident.group()].ShardBytes[shard],
 	}
 }
@@ -201,11 +200,11 @@ func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
 
 func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {
 	var slot uint32
-	var cell *slab.Cell
+	var cell *cell
 	e, ok := c.deref(s.Ref)
 	if ok {
 		slot, cell = c.shardCell(c.recs.All[e].head, int(s.Shard))
-		ok = *c.slabs.State(slot) == slab.Writing
+		ok = *c.slabs.state(slot) == shardWriting
 	}
 	if !ok {
 		if status == pool.OK {
@@ -214,16 +213,16 @@ func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor
 		return status
 	}
 	r, l := &c.recs.All[e], &c.states.All[e]
-	*c.slabs.State(slot) = slab.Empty
+	*c.slabs.state(slot) = shardEmpty
 	l.writing--
 	m := &c.realms[r.ident.realm()]
 	if status == pool.OK && (r.is(flagDropped) || m.over || m.space.epoch != epoch) {
 		status = pool.Stale // its epoch, or that in which its bytes were computed, is over
 	}
 	if status == pool.OK {
-		*c.slabs.State(slot) = slab.Present
+		*c.slabs.state(slot) = shardPresent
 		l.present++
-		cell.Sum = s.Sum
+		cell.sum = s.Sum
 		c.persistShard(e, slot, s.Shard, s.Sum)
 	}
 	c.settle(e, at)

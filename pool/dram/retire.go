@@ -33,8 +33,8 @@ func (p *Pool) probe(from, to int64) (bad int) {
 }
 
 func (c *core) retire(off int64) (page BadPage, fresh bool) {
-	used, fresh := c.slabs.Retire(off)
-	page.Bytes, page.Pages = c.slabs.PageBytes(), c.slabs.BadStats().Pages
+	used, fresh := c.slabs.retire(off)
+	page.Bytes, page.Pages = c.slabs.pageBytes(), c.slabs.badStats().Pages
 	var entries []uint32
 	for _, slot := range used {
 		if e := c.owner(slot); e != none {

@@ -155,9 +155,9 @@ func (c *core) newSpace(s *pool.Spec) *space {
 
 func (c *core) newGroup(spec pool.Group) (g group) {
 	for _, n := range spec.ShardBytes {
-		id := c.slabs.ClassOf(n)
+		id := c.slabs.classOf(n)
 		g.classes = append(g.classes, id)
-		g.bytes += c.slabs.SlotBytes(id)
+		g.bytes += c.slabs.slotBytes(id)
 	}
 	g.full = uint16(len(spec.ShardBytes))
 	g.kind, g.tokens = c.kindOf(g.classes), spec.BlockTokens
@@ -249,13 +249,13 @@ func (p *Pool) stats() pool.Stats {
 	defer p.mu.Unlock()
 	c := p.core
 	s := c.stats
-	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.arena.Ready(), c.slabs.UsedBytes()
-	s.Reassigned, s.Bad = c.slabs.Reassigned(), c.slabs.BadStats()
+	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.arena.Ready(), c.slabs.usedBytes()
+	s.Reassigned, s.Bad = c.slabs.reassigned(), c.slabs.badStats()
 	s.Bad.Dropped = c.badDropped
 	if f := c.file; f != nil {
 		s.FileFull = f.TimesFull()
 	}
-	s.Classes = c.slabs.Stats()
+	s.Classes = c.slabs.stats()
 	s.Owners = c.owners.Stats()
 	return s
 }

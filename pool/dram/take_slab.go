@@ -2,7 +2,6 @@ package dram
 
 import (
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // A class without room takes a slab of another class: the one that loses least if all of its
@@ -20,13 +19,13 @@ func (c *core) takeSlab(class int32) bool {
 	}
 	losses := c.losses()
 	for range maxSurveys {
-		best := slab.NoSlab
+		best := noSlab
 		for n := range int32(len(losses)) {
-			if losses[n] >= 0 && (best == slab.NoSlab || losses[n] < losses[best]) && c.slabs.MayGo(n, class) {
+			if losses[n] >= 0 && (best == noSlab || losses[n] < losses[best]) && c.slabs.mayGo(n, class) {
 				best = n
 			}
 		}
-		if best == slab.NoSlab {
+		if best == noSlab {
 			break
 		}
 		losses[best] = -1
@@ -46,16 +45,16 @@ func (c *core) takeSlab(class int32) bool {
 
 // losses returns, for each slab, the bytes of its entries that are not among the oldest of all.
 func (c *core) losses() []int64 {
-	losses := make([]int64, c.slabs.Count())
+	losses := make([]int64, c.slabs.count())
 	for n := range losses {
-		losses[n] = c.slabs.UsedIn(int32(n))
+		losses[n] = c.slabs.usedIn(int32(n))
 	}
 	e := c.unpinned(c.recent.oldest)
 	for n := farOldest; e != none && n > 0; e, n = c.unpinned(c.recs.All[e].newer), n-1 {
 		slot := c.recs.All[e].head
 		for range c.group(c.recs.All[e].ident).classes {
-			losses[c.slabs.SlabOf(slot)] -= c.slabs.SizeAt(slot)
-			slot = c.slabs.At(slot).Link
+			losses[c.slabs.slabOf(slot)] -= c.slabs.sizeAt(slot)
+			slot = c.slabs.at(slot).link
 		}
 	}
 	return losses
@@ -63,11 +62,11 @@ func (c *core) losses() []int64 {
 
 // survey returns the entries with slots of a slab; free is false if one of them is held.
 func (c *core) survey(n int32) (entries []uint32, free bool) {
-	for place, busy := range c.slabs.InUse(n) {
+	for place, busy := range c.slabs.inUse(n) {
 		if !busy {
 			continue
 		}
-		e := c.owner(c.slabs.Slot(n, uint32(place)))
+		e := c.owner(c.slabs.slot(n, uint32(place)))
 		if e == none || c.held(e) || c.recs.All[e].is(flagDropped) {
 			return nil, false
 		}

@@ -1,4 +1,4 @@
-package slab
+package dram
 
 import (
 	"slices"
@@ -21,9 +21,9 @@ type badMemory struct {
 	slabs int64              // retired
 }
 
-// Retire retires the slabs that overlap the page at an offset of the arena, and returns their slots
+// retire retires the slabs that overlap the page at an offset of the arena, and returns their slots
 // in use on that page. fresh is false if the page was retired before.
-func (s *Slabs) Retire(off int64) (used []uint32, fresh bool) {
+func (s *slabs) retire(off int64) (used []uint32, fresh bool) {
 	number := off / s.bad.page
 	if _, again := s.bad.pages[number]; !again {
 		s.bad.pages[number] = struct{}{}
@@ -33,13 +33,13 @@ func (s *Slabs) Retire(off int64) (used []uint32, fresh bool) {
 	to := min(from+s.bad.page, int64(len(s.slab))*s.bytes)
 	for n := int32(from / s.bytes); int64(n)*s.bytes < to; n++ {
 		s.retireSlab(n)
-		if s.slab[n].class == NoClass {
+		if s.slab[n].class == noClass {
 			continue
 		}
-		start, size := int64(n)*s.bytes, s.SlotBytes(s.slab[n].class)
-		for place, busy := range s.InUse(n) {
+		start, size := int64(n)*s.bytes, s.slotBytes(s.slab[n].class)
+		for place, busy := range s.inUse(n) {
 			if at := start + int64(place)*size; busy && at < to && from < at+size {
-				used = append(used, s.Slot(n, uint32(place)))
+				used = append(used, s.slot(n, uint32(place)))
 			}
 		}
 	}
@@ -47,12 +47,12 @@ func (s *Slabs) Retire(off int64) (used []uint32, fresh bool) {
 }
 
 // retireSlab takes a slab out of use; its used slots stay.
-func (s *Slabs) retireSlab(n int32) {
+func (s *slabs) retireSlab(n int32) {
 	b := &s.slab[n]
 	if b.bad {
 		return
 	}
-	if b.class == NoClass {
+	if b.class == noClass {
 		s.unused = slices.DeleteFunc(s.unused, func(other int32) bool { return other == n })
 	} else {
 		if !s.full(n) {
@@ -65,8 +65,8 @@ func (s *Slabs) retireSlab(n int32) {
 	s.bad.slabs++
 }
 
-// BadStats returns the statistics of bad memory.
-func (s *Slabs) BadStats() pool.BadMemory {
+// badStats returns the statistics of bad memory.
+func (s *slabs) badStats() pool.BadMemory {
 	b := pool.BadMemory{
 		Pages: int64(len(s.bad.pages)), Bytes: s.bad.slabs * s.bytes,
 		MaxPages: arena.MaxBadPages, MaxBytes: int64(len(s.slab)) * s.bytes / partBad,
@@ -77,5 +77,5 @@ func (s *Slabs) BadStats() pool.BadMemory {
 	return b
 }
 
-// PageBytes returns the bytes of a page.
-func (s *Slabs) PageBytes() int64 { return s.bad.page }
+// pageBytes returns the bytes of a page.
+func (s *slabs) pageBytes() int64 { return s.bad.page }
