@@ -2,6 +2,7 @@ package dram
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -171,8 +172,8 @@ func (a *audit) lists() error {
 func (a *audit) counts() error {
 	s := &a.core.stats
 	if a.stats.Entries != s.Entries || a.stats.Partial != s.Partial || a.stats.Pinned != s.Pinned ||
-		a.stats.PinnedEntries != s.PinnedEntries || a.stats.Used != a.core.slabs.usedBytes() {
-		return fmt.Errorf("counts %+v with %d bytes used, counted again %+v", *s, a.core.slabs.usedBytes(), a.stats)
+		a.stats.PinnedEntries != s.PinnedEntries || a.stats.Used != a.core.slabs.used {
+		return fmt.Errorf("counts %+v with %d bytes used, counted again %+v", *s, a.core.slabs.used, a.stats)
 	}
 	for _, n := range a.core.ended {
 		a.realms[n]++ // it waits for its sweep
@@ -214,7 +215,7 @@ func (a *audit) checkSlabs() error {
 	s := &a.core.slabs
 	free := map[int32]int{}
 	left := len(a.slots)
-	for n := range int32(s.count()) {
+	for n := range int32(len(s.slab)) {
 		first, end := s.slots(n)
 		if end == first {
 			continue // free: no entry may have a slot of it
@@ -227,12 +228,16 @@ func (a *audit) checkSlabs() error {
 				used++
 			}
 		}
-		if left -= used; used == 0 || s.usedIn(n) != int64(used)*s.slotBytes(id) {
-			return fmt.Errorf("slab %d has %d slots in use, counts %d bytes", n, used, s.usedIn(n))
+		b, k := &s.slab[n], &s.class[id]
+		if left -= used; used == 0 || int(b.used) != used {
+			return fmt.Errorf("slab %d has %d slots in use, counts %d", n, used, b.used)
 		}
 		free[id] += 0
-		if s.mayGo(n, noClass) { // it has no bad page
-			free[id] += s.perSlab(id) - used
+		if !b.bad {
+			free[id] += int(k.perSlab) - used
+		}
+		if !s.full(n) && !slices.Contains(k.room, n) || len(k.room) > len(s.slab) {
+			return fmt.Errorf("slab %d has room, and class %d, with %d slabs, does not know", n, id, len(k.room))
 		}
 	}
 	if left != 0 {

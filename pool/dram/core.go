@@ -53,8 +53,6 @@ type core struct {
 	pressure func(need int64) bool
 	stats    pool.Stats
 
-	badDropped uint64 // entries that were in bad pages
-
 	notes notes
 	left  func(*pool.Departure) // nil: nobody asks
 }

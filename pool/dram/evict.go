@@ -79,7 +79,7 @@ func (c *core) asOld(class int32, oldest uint32) bool {
 		return true
 	}
 	donor := c.group(c.recs.All[oldest].ident).classes[0]
-	if c.oldestOf(class, oldest, min(c.slabs.perSlab(donor), farOldest)) == none {
+	if c.oldestOf(class, oldest, min(int(c.slabs.class[donor].perSlab), farOldest)) == none {
 		return false
 	}
 	c.foundOld[class] = nearOldest - 1

@@ -33,7 +33,7 @@ var errLost = errors.New("dram: a page of the pool's index went bad during the s
 func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) {
 	byRecord := c.restoreSpaces(f, slabBytes, r)
 	c.slabs.restore()
-	s := scan{core: c, recovery: r, spaces: byRecord, found: make([][]uint64, c.slabs.count())}
+	s := scan{core: c, recovery: r, spaces: byRecord, found: make([][]uint64, len(c.slabs.slab))}
 	for n := range s.found {
 		s.readSlab(int32(n)) // none, if it is not cut
 	}

@@ -29,26 +29,21 @@ const (
 )
 
 type slab struct {
-	class      int32  // noClass: free
-	last       int32  // class it had before
-	headers    uint32 // slots that have one with memory in the file
-	fresh      uint32 // slots from here on have never been used
-	used       uint32
-	bad        bool   // retired: no slot is allocated
-	free       uint32 // first free slot below fresh, +1
-	next, prev int32  // slabs of the class that have room, noSlab at the ends
+	class   int32  // noClass: free
+	last    int32  // class it had before
+	headers uint32 // slots that have one with memory in the file
+	fresh   uint32 // slots from here on have never been used
+	used    uint32
+	bad     bool   // retired: no slot is allocated
+	free    uint32 // first free slot below fresh, +1
 }
 
-// noClass and noSlab are none.
-const (
-	noClass = int32(-1)
-	noSlab  = int32(-1)
-)
+const noClass = int32(-1)
 
 type class struct {
 	bytes   uint32 // of a slot
 	perSlab uint32
-	room    int32 // first slab with a free slot
+	room    []int32 // slabs with a free slot, and some that have none by now
 	slabs   int
 	used    int
 	retired int // free slots of its retired slabs
@@ -68,8 +63,14 @@ type slabs struct {
 	inUseBuf []bool
 	used     int64  // bytes of slots in use
 	moved    uint64 // slabs that went to another class
-	bad      badMemory
+
+	page     int64          // bytes of one of the arena
+	badPages map[int64]bool // retired, by their offset
+	bad      pool.BadMemory
 }
+
+// partBad is the part of its bytes without which a pool is not healthy.
+const partBad = 8
 
 // newSlabs cuts an arena into slabs. page is the size of its pages in bytes; f may be nil.
 func newSlabs(bytes, slabBytes, page int64, f *arena.File) (s slabs, err error) {
@@ -77,7 +78,8 @@ func newSlabs(bytes, slabBytes, page int64, f *arena.File) (s slabs, err error) 
 	s = slabs{
 		slab: make([]slab, n), byBytes: map[uint32]int32{}, bytes: slabBytes,
 		slotBits: uint(bits.TrailingZeros64(uint64(slabBytes / arena.SlotUnit))),
-		bad:      badMemory{page: page, pages: map[int64]struct{}{}}, file: f,
+		page:     page, badPages: map[int64]bool{}, file: f,
+		bad: pool.BadMemory{MaxPages: arena.MaxBadPages, MaxBytes: int64(n) * slabBytes / partBad},
 	}
 	for i := n - 1; i >= 0; i-- {
 		s.slab[i] = slab{class: noClass, last: noClass}
@@ -89,13 +91,33 @@ func newSlabs(bytes, slabBytes, page int64, f *arena.File) (s slabs, err error) 
 	return s, err
 }
 
+// restore cuts slabs as the file describes them, with all their slots in use. It skips what is
+// damaged. Give frees the slots that are not.
+func (s *slabs) restore() {
+	s.unused = s.unused[:0]
+	for n := int32(len(s.slab)) - 1; n >= 0; n-- {
+		slotBytes := s.file.Slab(n)
+		if slotBytes == 0 || int64(slotBytes) > s.bytes {
+			s.unused = append(s.unused, n)
+			s.file.Withdraw(n)
+			continue
+		}
+		id := s.classOf(slotBytes)
+		c := &s.class[id]
+		s.slab[n] = slab{class: id, last: id, headers: c.perSlab, fresh: c.perSlab, used: c.perSlab}
+		c.slabs++
+		c.used += int(c.perSlab)
+		s.used += int64(c.perSlab) * int64(c.bytes)
+	}
+}
+
 // classOf returns the class for shards of n bytes, and makes it if necessary.
 func (s *slabs) classOf(n uint32) int32 {
 	size := (n + arena.SlotUnit - 1) &^ (arena.SlotUnit - 1)
 	id, ok := s.byBytes[size]
 	if !ok {
 		id = int32(len(s.class))
-		s.class = append(s.class, class{bytes: size, perSlab: uint32(s.bytes / int64(size)), room: noSlab})
+		s.class = append(s.class, class{bytes: size, perSlab: uint32(s.bytes / int64(size))})
 		s.byBytes[size] = id
 	}
 	return id
@@ -104,10 +126,17 @@ func (s *slabs) classOf(n uint32) int32 {
 // take allocates a slot of a class; false if the class has none and no slab is free.
 func (s *slabs) take(id int32) (slot uint32, ok bool) {
 	c := &s.class[id]
-	if c.room == noSlab && !s.assign(id) {
-		return 0, false
+	last := len(c.room) - 1
+	for ; last >= 0 && (s.slab[c.room[last]].class != id || s.full(c.room[last])); last-- {
+		c.room = c.room[:last]
 	}
-	n := c.room
+	if last < 0 {
+		if !s.assign(id) {
+			return 0, false
+		}
+		last = 0
+	}
+	n := c.room[last]
 	b := &s.slab[n]
 	var place uint32
 	if b.free != 0 {
@@ -121,7 +150,7 @@ func (s *slabs) take(id int32) (slot uint32, ok bool) {
 	c.used++
 	s.used += int64(c.bytes)
 	if s.full(n) {
-		s.leaveRoom(n)
+		c.room = c.room[:last]
 	}
 	return s.slot(n, place), true
 }
@@ -137,7 +166,7 @@ func (s *slabs) give(slot uint32) {
 	if b.bad {
 		c.retired++
 	} else if s.full(n) {
-		s.enterRoom(n)
+		c.room = append(c.room, n)
 	}
 	b.used--
 	c.used--
@@ -167,7 +196,7 @@ func (s *slabs) assign(id int32) bool {
 	}
 	*b = slab{class: id, last: id, headers: b.headers}
 	c.slabs++
-	s.enterRoom(n)
+	c.room = append(c.room, n)
 	return true
 }
 
@@ -177,33 +206,11 @@ func (s *slabs) withdraw(n int32) {
 	if b.bad {
 		c.retired -= int(c.perSlab)
 	} else {
-		s.leaveRoom(n)
 		s.unused = append(s.unused, n)
 	}
 	s.file.Withdraw(n)
 	c.slabs--
 	b.class = noClass
-}
-
-func (s *slabs) enterRoom(n int32) {
-	c := &s.class[s.slab[n].class]
-	s.slab[n].next, s.slab[n].prev = c.room, noSlab
-	if c.room != noSlab {
-		s.slab[c.room].prev = n
-	}
-	c.room = n
-}
-
-func (s *slabs) leaveRoom(n int32) {
-	b := &s.slab[n]
-	if b.prev != noSlab {
-		s.slab[b.prev].next = b.next
-	} else {
-		s.class[b.class].room = b.next
-	}
-	if b.next != noSlab {
-		s.slab[b.next].prev = b.prev
-	}
 }
 
 // at returns the cell of a slot.
@@ -269,9 +276,6 @@ func (s *slabs) free(id int32) int {
 	return c.slabs*int(c.perSlab) - c.used - c.retired
 }
 
-// slabOf returns the slab of a slot.
-func (s *slabs) slabOf(slot uint32) int32 { return int32(slot >> s.slotBits) }
-
 // slot returns the slot at a place of a slab.
 func (s *slabs) slot(n int32, place uint32) uint32 { return uint32(n)<<s.slotBits | place }
 
@@ -293,23 +297,8 @@ func (s *slabs) given(slot uint32) bool {
 // classAt returns the class of a slot's slab.
 func (s *slabs) classAt(slot uint32) int32 { return s.slab[slot>>s.slotBits].class }
 
-// sizeAt returns the bytes of a slot.
-func (s *slabs) sizeAt(slot uint32) int64 { return s.slotBytes(s.classAt(slot)) }
-
 // slotBytes returns the bytes of a slot of a class.
 func (s *slabs) slotBytes(id int32) int64 { return int64(s.class[id].bytes) }
-
-// perSlab returns how many slots of a class a slab has.
-func (s *slabs) perSlab(id int32) int { return int(s.class[id].perSlab) }
-
-// count returns the number of slabs.
-func (s *slabs) count() int { return len(s.slab) }
-
-// usedBytes returns the bytes of the used slots.
-func (s *slabs) usedBytes() int64 { return s.used }
-
-// reassigned returns how many slabs went to another class.
-func (s *slabs) reassigned() uint64 { return s.moved }
 
 // stats returns the classes that have slabs.
 func (s *slabs) stats() (out []pool.ClassStats) {

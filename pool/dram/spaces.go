@@ -249,11 +249,10 @@ func (p *Pool) stats() pool.Stats {
 	defer p.mu.Unlock()
 	c := p.core
 	s := c.stats
-	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.arena.Ready(), c.slabs.usedBytes()
-	s.Reassigned, s.Bad = c.slabs.reassigned(), c.slabs.badStats()
-	s.Bad.Dropped = c.badDropped
+	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.arena.Ready(), c.slabs.used
+	s.Reassigned, s.Bad = c.slabs.moved, c.slabs.bad
 	if f := c.file; f != nil {
-		s.FileFull = f.TimesFull()
+		s.FileFull, s.Bad.Faults = f.TimesFull(), f.Faulted()
 	}
 	s.Classes = c.slabs.stats()
 	s.Owners = c.owners.Stats()

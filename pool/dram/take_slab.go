@@ -1,6 +1,9 @@
 package dram
 
 import (
+	"math"
+	"slices"
+
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -17,19 +20,15 @@ func (c *core) takeSlab(class int32) bool {
 	if c.work.noSlab {
 		return false
 	}
-	losses := c.losses()
+	losses := c.losses(class)
 	for range maxSurveys {
-		best := noSlab
-		for n := range int32(len(losses)) {
-			if losses[n] >= 0 && (best == noSlab || losses[n] < losses[best]) && c.slabs.mayGo(n, class) {
-				best = n
-			}
-		}
-		if best == noSlab {
+		loss := slices.Min(losses)
+		if loss == mayNotGo {
 			break
 		}
-		losses[best] = -1
-		if entries, free := c.survey(best); free {
+		best := slices.Index(losses, loss)
+		losses[best] = mayNotGo
+		if entries, free := c.survey(int32(best)); free {
 			for _, e := range entries {
 				if !c.recs.All[e].is(flagDropped) && c.recs.All[e].is(flagLive) { // one may have several slots of it
 					c.evict(e, pool.ByEviction)
@@ -43,17 +42,25 @@ func (c *core) takeSlab(class int32) bool {
 	return false
 }
 
+// mayNotGo is the loss with a slab that is free, retired, or of the class itself.
+const mayNotGo = math.MaxInt64
+
 // losses returns, for each slab, the bytes of its entries that are not among the oldest of all.
-func (c *core) losses() []int64 {
-	losses := make([]int64, c.slabs.count())
+func (c *core) losses(class int32) []int64 {
+	losses := make([]int64, len(c.slabs.slab))
 	for n := range losses {
-		losses[n] = c.slabs.usedIn(int32(n))
+		losses[n] = mayNotGo
+		if b := &c.slabs.slab[n]; b.class != noClass && b.class != class && !b.bad {
+			losses[n] = int64(b.used) * c.slabs.slotBytes(b.class)
+		}
 	}
 	e := c.unpinned(c.recent.oldest)
 	for n := farOldest; e != none && n > 0; e, n = c.unpinned(c.recs.All[e].newer), n-1 {
 		slot := c.recs.All[e].head
-		for range c.group(c.recs.All[e].ident).classes {
-			losses[c.slabs.slabOf(slot)] -= c.slabs.sizeAt(slot)
+		for _, class := range c.group(c.recs.All[e].ident).classes {
+			if loss := &losses[slot>>c.slabs.slotBits]; *loss != mayNotGo {
+				*loss -= c.slabs.slotBytes(class)
+			}
 			slot = c.slabs.at(slot).link
 		}
 	}
