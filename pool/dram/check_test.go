@@ -190,15 +190,15 @@ func (a *audit) counts() error {
 func (a *audit) checkOwners() error {
 	bytes := map[string]int64{}
 	names := map[pool.Owner]string{}
-	each := a.owners.Stats().Each
+	each := a.owners.stats().Each
 	for _, o := range each {
-		if n, err := a.owners.Open(o.Name); err == nil {
+		if n, err := a.owners.open(o.Name); err == nil {
 			names[n] = o.Name
-			a.owners.Close(n)
+			a.owners.end(n)
 		}
 	}
 	for e, n := range a.owned {
-		if o := a.owners.OwnerOf(e); o != 0 {
+		if o := a.owners.numberOf(e); o != 0 {
 			bytes[names[o]] += n
 		}
 	}

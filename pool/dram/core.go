@@ -7,7 +7,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
-	"github.com/kvagent/kvagent/pool/dram/owner"
 )
 
 // core is everything that the pool's lock guards: the entries, their places and the order of
@@ -48,7 +47,7 @@ type core struct {
 	kinds   [][]int32    // classes of the slots of each kind of entries
 	shown   []uint32     // entries that became visible and are not yet passed to the policy
 
-	owners owner.Table
+	owners ownerTable
 
 	pressure func(need int64) bool
 	stats    pool.Stats
@@ -77,7 +76,7 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 	if c.states, err = offheap.Map[recordState](most); err != nil {
 		return c, err
 	}
-	if c.owners, err = owner.New(most); err != nil {
+	if c.owners, err = newOwners(most); err != nil {
 		return c, err
 	}
 	if c.table, err = offheap.OpenTable(); err != nil {
@@ -92,7 +91,7 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 // close releases the memory. Afterwards nothing is found and no ref is valid.
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
-	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.owners.Unmap(),
+	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.owners.close(),
 		c.slabs.close())
 }
 

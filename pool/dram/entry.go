@@ -141,7 +141,7 @@ func (c *core) drop(e uint32, why pool.Cause) {
 	c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)
 	c.leaveLists(e)
 	if r.is(flagOwned) {
-		c.owners.Leave(e)
+		c.owners.leave(e)
 	}
 	c.unlink(e)
 	c.orphan(e)
@@ -187,7 +187,7 @@ func (c *core) leaveLists(e uint32) {
 func (c *core) free(e uint32) {
 	r := &c.recs.All[e]
 	if r.is(flagOwned) {
-		c.owners.Free(e, c.group(r.ident).bytes)
+		c.owners.free(e, c.group(r.ident).bytes)
 	}
 	c.giveAll(r.head)
 	c.leaveRealm(r.ident.realm())

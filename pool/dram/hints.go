@@ -262,37 +262,37 @@ func addRest(n *pool.Note, s *offheap.Seed, h *pool.Hashes, from int) {
 
 // OpenOwner implements pool.Memory.
 func (p *Pool) OpenOwner(name string) (o pool.Owner, err error) {
-	if !p.locked(func(c *core) { o, err = c.owners.Open(name) }) {
+	if !p.locked(func(c *core) { o, err = c.owners.open(name) }) {
 		return 0, pool.ErrClosed
 	}
 	return o, err
 }
 
 // CloseOwner implements pool.Memory.
-func (p *Pool) CloseOwner(o pool.Owner) { p.locked(func(c *core) { c.owners.Close(o) }) }
+func (p *Pool) CloseOwner(o pool.Owner) { p.locked(func(c *core) { c.owners.end(o) }) }
 
 // SetBudget implements pool.Memory.
 func (p *Pool) SetBudget(o pool.Owner, bytes int64) {
-	p.locked(func(c *core) { c.owners.SetBudget(o, bytes) })
+	p.locked(func(c *core) { c.owners.setBudget(o, bytes) })
 }
 
 // afford reports whether an owner's budget has room for so many bytes, after evicting of its own
 // entries as many as that takes. The entry that the new one is to follow stays.
 func (c *core) afford(o pool.Owner, bytes int64, parent uint32) bool {
-	if o == 0 || c.owners.Fits(o, bytes) {
+	if o == 0 || c.owners.fits(o, bytes) {
 		return true
 	}
-	if !c.owners.MayFit(o, bytes) {
+	if !c.owners.mayFit(o, bytes) {
 		return false // however many were evicted
 	}
 	c.keep = parent
 	defer func() { c.keep = none }()
-	for ; !c.owners.Fits(o, bytes); c.work.ownedOut-- {
-		e := c.owners.Victim(o, c, &c.work.owned)
+	for ; !c.owners.fits(o, bytes); c.work.ownedOut-- {
+		e := c.owners.victim(o, c, &c.work.owned)
 		if e == none || c.work.ownedOut == 0 {
 			return false
 		}
-		c.owners.Evicted(o, c.group(c.recs.All[e].ident).bytes)
+		c.owners.countEvicted(o, c.group(c.recs.All[e].ident).bytes)
 		c.evict(e, pool.ByBudget)
 	}
 	return true
@@ -301,7 +301,7 @@ func (c *core) afford(o pool.Owner, bytes int64, parent uint32) bool {
 // give makes a new entry the owner's, and returns the entry that the owner's next one of the batch
 // is to be older than: a suffix goes before its prefix.
 func (c *core) give(e uint32, o pool.Owner, bytes int64, above uint32) uint32 {
-	if e == none || o == 0 || !c.owners.Own(e, o, bytes, above) {
+	if e == none || o == 0 || !c.owners.own(e, o, bytes, above) {
 		return above
 	}
 	c.recs.All[e].hold |= flagOwned

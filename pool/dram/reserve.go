@@ -182,7 +182,7 @@ func (p *Pool) countBusy(b *pool.Batch, over int) {
 		}
 	}
 	p.core.stats.Busy += uint64(busy - over)
-	p.core.owners.Refused(b.Owner, over)
+	p.core.owners.countRefused(b.Owner, over)
 }
 
 // Commit implements pool.Slots. It clears the Ref of each slot, so a second Commit does nothing.

@@ -255,7 +255,7 @@ func (p *Pool) stats() pool.Stats {
 		s.FileFull, s.Bad.Faults = f.TimesFull(), f.Faulted()
 	}
 	s.Classes = c.slabs.stats()
-	s.Owners = c.owners.Stats()
+	s.Owners = c.owners.stats()
 	return s
 }
 

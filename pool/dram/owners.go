@@ -1,6 +1,4 @@
-// Package owner keeps the owner of each entry of a pool, how many bytes each owner has, and in
-// which order its entries were used, so that an owner at its budget makes room among its own.
-package owner
+package dram
 
 import (
 	"fmt"
@@ -9,11 +7,11 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
 
-// Table is all owners and their entries. The pool's lock guards it. Entries are the pool's numbers,
-// 0 is none. Nothing is kept of an entry without an owner.
-type Table struct {
-	links  offheap.Region[link] // of owned entries, by their numbers
-	high   int                  // elements of links from here on were never used
+// ownerTable is all owners and their entries. The pool's lock guards it. Entries are the pool's
+// numbers, 0 is none. Nothing is kept of an entry without an owner.
+type ownerTable struct {
+	links  offheap.Region[ownedLink] // of owned entries, by their numbers
+	high   int                       // elements of links from here on were never used
 	owners [pool.MaxOwners + 1]owner
 	byName map[string]pool.Owner
 
@@ -34,8 +32,8 @@ type owner struct {
 	evicted, evictedBytes, refused uint64
 }
 
-// link is what is kept of an owned entry: its place among its owner's.
-type link struct {
+// ownedLink is what is kept of an owned entry: its place among its owner's.
+type ownedLink struct {
 	newer, older uint32
 	term         uint32 // of the owner's number
 	owner        pool.Owner
@@ -43,20 +41,20 @@ type link struct {
 	lifted       bool // placed above its children by lift, and not moved since
 }
 
-// New returns the table of a pool that has at most this many entries.
-func New(most int) (t Table, err error) {
-	t.links, err = offheap.Map[link](most)
+// newOwners returns the table of a pool that has at most this many entries.
+func newOwners(most int) (t ownerTable, err error) {
+	t.links, err = offheap.Map[ownedLink](most)
 	t.byName = map[string]pool.Owner{}
 	return t, err
 }
 
-// Unmap releases the memory.
-func (t *Table) Unmap() error { return t.links.Close() }
+// close releases the memory.
+func (t *ownerTable) close() error { return t.links.Close() }
 
-// Open returns the number of the owner with a name, which it keeps for that name until as many
+// open returns the number of the owner with a name, which it keeps for that name until as many
 // calls of Close. Afterwards it stays the name's as long as its place is not needed; then the
 // entries of the closed owner with the fewest bytes belong to nobody from that moment on.
-func (t *Table) Open(name string) (pool.Owner, error) {
+func (t *ownerTable) open(name string) (pool.Owner, error) {
 	if name == "" || len(name) > pool.MaxOwnerName {
 		return 0, fmt.Errorf("dram: owner: a name of %d bytes, allowed: 1 to %d", len(name), pool.MaxOwnerName)
 	}
@@ -76,7 +74,7 @@ func (t *Table) Open(name string) (pool.Owner, error) {
 }
 
 // place returns a free number, or that of the closed owner with the fewest bytes; 0: all are open.
-func (t *Table) place() (best pool.Owner) {
+func (t *ownerTable) place() (best pool.Owner) {
 	for i := 1; i < len(t.owners); i++ {
 		o := &t.owners[i]
 		switch {
@@ -89,27 +87,27 @@ func (t *Table) place() (best pool.Owner) {
 	return best
 }
 
-// Close ends one Open. The owner's entries and its budget stay.
-func (t *Table) Close(o pool.Owner) {
+// end ends one Open. The owner's entries and its budget stay.
+func (t *ownerTable) end(o pool.Owner) {
 	if t.is(o) && t.owners[o].users > 0 {
 		t.owners[o].users--
 	}
 }
 
-// SetBudget sets how many bytes the owner's entries may have; 0: any number. An owner that has more
+// setBudget sets how many bytes the owner's entries may have; 0: any number. An owner that has more
 // loses entries with each reservation until it has not.
-func (t *Table) SetBudget(o pool.Owner, bytes int64) {
+func (t *ownerTable) setBudget(o pool.Owner, bytes int64) {
 	if t.is(o) {
 		t.owners[o].budget = bytes
 	}
 }
 
-func (t *Table) is(o pool.Owner) bool {
+func (t *ownerTable) is(o pool.Owner) bool {
 	return o != 0 && int(o) < len(t.owners) && t.owners[o].name != ""
 }
 
-// Fits reports whether the owner may have so many bytes more.
-func (t *Table) Fits(o pool.Owner, bytes int64) bool {
+// fits reports whether the owner may have so many bytes more.
+func (t *ownerTable) fits(o pool.Owner, bytes int64) bool {
 	if !t.is(o) {
 		return true
 	}
@@ -117,15 +115,15 @@ func (t *Table) Fits(o pool.Owner, bytes int64) bool {
 	return at.budget == 0 || at.bytes+bytes <= at.budget
 }
 
-// MayFit reports whether the owner may have so many bytes at all.
-func (t *Table) MayFit(o pool.Owner, bytes int64) bool {
+// mayFit reports whether the owner may have so many bytes at all.
+func (t *ownerTable) mayFit(o pool.Owner, bytes int64) bool {
 	return !t.is(o) || t.owners[o].budget == 0 || bytes <= t.owners[o].budget
 }
 
-// Own makes an entry of this many bytes the owner's. It becomes the owner's most recent but for
+// own makes an entry of this many bytes the owner's. It becomes the owner's most recent but for
 // above, if that is the owner's too. It returns false, and the entry is nobody's, if there is no
 // such owner.
-func (t *Table) Own(e uint32, o pool.Owner, bytes int64, above uint32) bool {
+func (t *ownerTable) own(e uint32, o pool.Owner, bytes int64, above uint32) bool {
 	if !t.is(o) {
 		return false
 	}
@@ -133,37 +131,37 @@ func (t *Table) Own(e uint32, o pool.Owner, bytes int64, above uint32) bool {
 	t.links.Use(t.high)
 	at := &t.owners[o]
 	at.bytes += bytes
-	t.links.All[e] = link{term: at.term, owner: o}
+	t.links.All[e] = ownedLink{term: at.term, owner: o}
 	t.insert(e, above)
 	return true
 }
 
-// Free ends the ownership of an entry of this many bytes, which has left the pool.
-func (t *Table) Free(e uint32, bytes int64) {
-	t.Leave(e)
+// free ends the ownership of an entry of this many bytes, which has left the pool.
+func (t *ownerTable) free(e uint32, bytes int64) {
+	t.leave(e)
 	if at := t.ownerOf(e); at != nil {
 		at.bytes -= bytes
 	}
-	t.links.All[e] = link{}
+	t.links.All[e] = ownedLink{}
 }
 
-// Leave removes an entry from the order of its owner's. It still counts until Free.
-func (t *Table) Leave(e uint32) {
+// leave removes an entry from the order of its owner's. It still counts until Free.
+func (t *ownerTable) leave(e uint32) {
 	if l := &t.links.All[e]; l.listed && t.ownerOf(e) != nil {
 		t.remove(e)
 	}
 }
 
-// Use makes an entry the most recent of its owner's but for above, if that has the same owner.
-func (t *Table) Use(e, above uint32) {
+// use makes an entry the most recent of its owner's but for above, if that has the same owner.
+func (t *ownerTable) use(e, above uint32) {
 	if l := &t.links.All[e]; l.listed && t.ownerOf(e) != nil {
 		t.remove(e)
 		t.insert(e, above)
 	}
 }
 
-// OwnerOf returns the owner of an owned entry; 0 if its owner's place was given away.
-func (t *Table) OwnerOf(e uint32) pool.Owner {
+// numberOf returns the owner of an owned entry; 0 if its owner's place was given away.
+func (t *ownerTable) numberOf(e uint32) pool.Owner {
 	if t.ownerOf(e) == nil {
 		return 0
 	}
@@ -171,7 +169,7 @@ func (t *Table) OwnerOf(e uint32) pool.Owner {
 }
 
 // ownerOf returns the owner of an entry; nil if its place was given away.
-func (t *Table) ownerOf(e uint32) *owner {
+func (t *ownerTable) ownerOf(e uint32) *owner {
 	l := &t.links.All[e]
 	if at := &t.owners[l.owner]; l.owner != 0 && at.term == l.term {
 		return at
@@ -179,15 +177,15 @@ func (t *Table) ownerOf(e uint32) *owner {
 	return nil
 }
 
-// Evicted counts an entry that was evicted for the owner's budget.
-func (t *Table) Evicted(o pool.Owner, bytes int64) {
+// countEvicted counts an entry that was evicted for the owner's budget.
+func (t *ownerTable) countEvicted(o pool.Owner, bytes int64) {
 	t.evicted++
 	t.owners[o].evicted++
 	t.owners[o].evictedBytes += uint64(bytes)
 }
 
-// Refused counts blocks that the owner's budget had no room for.
-func (t *Table) Refused(o pool.Owner, blocks int) {
+// countRefused counts blocks that the owner's budget had no room for.
+func (t *ownerTable) countRefused(o pool.Owner, blocks int) {
 	if !t.is(o) {
 		return
 	}
@@ -195,8 +193,8 @@ func (t *Table) Refused(o pool.Owner, blocks int) {
 	t.owners[o].refused += uint64(blocks)
 }
 
-// Stats returns the owners that are open or have entries, by their numbers, and the totals.
-func (t *Table) Stats() (s pool.OwnersStats) {
+// stats returns the owners that are open or have entries, by their numbers, and the totals.
+func (t *ownerTable) stats() (s pool.OwnersStats) {
 	s.Evicted, s.Refused, s.Each = t.evicted, t.refused, []pool.OwnerStats{}
 	for i := range t.owners {
 		if o := &t.owners[i]; o.name != "" && (o.users > 0 || o.bytes > 0) {

@@ -1,4 +1,4 @@
-package owner
+package dram
 
 import "github.com/kvagent/kvagent/pool"
 
@@ -6,11 +6,11 @@ import "github.com/kvagent/kvagent/pool"
 // put in order once, for a step of each entry.
 const usedSteps = 4
 
-// Victim returns the least recently used of the owner's entries that is neither held nor has
+// victim returns the least recently used of the owner's entries that is neither held nor has
 // children; 0 if there is none, or if the steps do not suffice, of which it takes those that it
 // needs. The entries that it passes over are moved up, so a later call continues. An entry that can
 // be evicted is never moved, so there is none once an entry that became the newest is the oldest.
-func (t *Table) Victim(o pool.Owner, v pool.View, steps *int) uint32 {
+func (t *ownerTable) victim(o pool.Owner, v pool.View, steps *int) uint32 {
 	at := &t.owners[o]
 	for first := uint32(0); ; {
 		e := at.oldest
@@ -35,7 +35,7 @@ const maxPath = 16 << 10
 // on down to one that was lifted before, so each chain that was stored in parts from its beginning
 // is put in order once. An entry that is held, or whose child is held or another owner's, is in
 // use, and becomes the most recent. It returns the steps taken.
-func (t *Table) lift(e uint32, v pool.View) int {
+func (t *ownerTable) lift(e uint32, v pool.View) int {
 	path := append(t.path[:0], e)
 	for end := e; !v.Held(e) && len(path) < maxPath; {
 		if end = v.Child(end); !t.together(e, end) || v.Held(end) {
@@ -47,7 +47,7 @@ func (t *Table) lift(e uint32, v pool.View) int {
 	}
 	t.path = path[:0]
 	if len(path) == 1 {
-		t.Use(e, 0)
+		t.use(e, 0)
 		return usedSteps
 	}
 	for i := len(path) - 2; i >= 0; i-- {
@@ -59,7 +59,7 @@ func (t *Table) lift(e uint32, v pool.View) int {
 }
 
 // together reports whether an entry is in the order of the same owner as another one.
-func (t *Table) together(e, other uint32) bool {
+func (t *ownerTable) together(e, other uint32) bool {
 	if other == 0 || int(other) >= t.high {
 		return false
 	}
@@ -68,7 +68,7 @@ func (t *Table) together(e, other uint32) bool {
 }
 
 // insert makes an entry the newest, or the one just older than above, if that is in the same order.
-func (t *Table) insert(e, above uint32) {
+func (t *ownerTable) insert(e, above uint32) {
 	if above != e && t.together(e, above) {
 		t.insertBelow(e, above)
 		return
@@ -84,7 +84,7 @@ func (t *Table) insert(e, above uint32) {
 	at.newest = e
 }
 
-func (t *Table) insertBelow(e, above uint32) {
+func (t *ownerTable) insertBelow(e, above uint32) {
 	l, a := &t.links.All[e], &t.links.All[above]
 	l.newer, l.older, l.listed = above, a.older, true
 	if a.older != 0 {
@@ -95,7 +95,7 @@ func (t *Table) insertBelow(e, above uint32) {
 	a.older = e
 }
 
-func (t *Table) remove(e uint32) {
+func (t *ownerTable) remove(e uint32) {
 	l := &t.links.All[e]
 	at := &t.owners[l.owner]
 	if l.newer != 0 {
