@@ -194,7 +194,7 @@ func (a *audit) checkOwners() error {
 	for _, o := range each {
 		if n, err := a.owners.open(o.Name); err == nil {
 			names[n] = o.Name
-			a.owners.end(n)
+			a.owners.owners[n].users--
 		}
 	}
 	for e, n := range a.owned {

@@ -91,7 +91,7 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 // close releases the memory. Afterwards nothing is found and no ref is valid.
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
-	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.owners.close(),
+	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.owners.links.Close(),
 		c.slabs.close())
 }
 

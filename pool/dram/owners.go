@@ -11,7 +11,6 @@ import (
 // numbers, 0 is none. Nothing is kept of an entry without an owner.
 type ownerTable struct {
 	links  offheap.Region[ownedLink] // of owned entries, by their numbers
-	high   int                       // elements of links from here on were never used
 	owners [pool.MaxOwners + 1]owner
 	byName map[string]pool.Owner
 
@@ -20,10 +19,10 @@ type ownerTable struct {
 	evicted, refused uint64 // of all owners, also of those that are no longer in the table
 }
 
-// owner is one owner. Number 0 is none and not used.
+// owner is one owner. Number 0 is nobody, without a budget.
 type owner struct {
 	name           string // empty: the number is free
-	users          int    // Opens without a Close
+	users          int    // OpenOwners without a CloseOwner
 	budget         int64  // bytes; 0: none
 	bytes          int64
 	newest, oldest uint32
@@ -48,11 +47,8 @@ func newOwners(most int) (t ownerTable, err error) {
 	return t, err
 }
 
-// close releases the memory.
-func (t *ownerTable) close() error { return t.links.Close() }
-
 // open returns the number of the owner with a name, which it keeps for that name until as many
-// calls of Close. Afterwards it stays the name's as long as its place is not needed; then the
+// calls of CloseOwner. Afterwards it stays the name's as long as its place is not needed; then the
 // entries of the closed owner with the fewest bytes belong to nobody from that moment on.
 func (t *ownerTable) open(name string) (pool.Owner, error) {
 	if name == "" || len(name) > pool.MaxOwnerName {
@@ -87,53 +83,66 @@ func (t *ownerTable) place() (best pool.Owner) {
 	return best
 }
 
-// end ends one Open. The owner's entries and its budget stay.
-func (t *ownerTable) end(o pool.Owner) {
-	if t.is(o) && t.owners[o].users > 0 {
-		t.owners[o].users--
+// OpenOwner implements pool.Memory.
+func (p *Pool) OpenOwner(name string) (o pool.Owner, err error) {
+	if !p.locked(func(c *core) { o, err = c.owners.open(name) }) {
+		return 0, pool.ErrClosed
+	}
+	return o, err
+}
+
+// CloseOwner implements pool.Memory. The owner's entries and its budget stay.
+func (p *Pool) CloseOwner(o pool.Owner) {
+	p.locked(func(c *core) {
+		if at := &c.owners.owners[o]; at.users > 0 {
+			at.users--
+		}
+	})
+}
+
+// SetBudget implements pool.Memory. An owner that has more loses entries with each reservation
+// until it has not.
+func (p *Pool) SetBudget(o pool.Owner, bytes int64) {
+	if o != 0 {
+		p.locked(func(c *core) { c.owners.owners[o].budget = bytes })
 	}
 }
 
-// setBudget sets how many bytes the owner's entries may have; 0: any number. An owner that has more
-// loses entries with each reservation until it has not.
-func (t *ownerTable) setBudget(o pool.Owner, bytes int64) {
-	if t.is(o) {
-		t.owners[o].budget = bytes
-	}
-}
+func (o *owner) fits(bytes int64) bool { return o.budget == 0 || o.bytes+bytes <= o.budget }
 
-func (t *ownerTable) is(o pool.Owner) bool {
-	return o != 0 && int(o) < len(t.owners) && t.owners[o].name != ""
-}
-
-// fits reports whether the owner may have so many bytes more.
-func (t *ownerTable) fits(o pool.Owner, bytes int64) bool {
-	if !t.is(o) {
+// afford reports whether an owner's budget has room for so many bytes, after evicting of its own
+// entries as many as that takes. The entry that the new one is to follow stays.
+func (c *core) afford(o pool.Owner, bytes int64, parent uint32) bool {
+	at := &c.owners.owners[o]
+	if at.fits(bytes) {
 		return true
 	}
-	at := &t.owners[o]
-	return at.budget == 0 || at.bytes+bytes <= at.budget
-}
-
-// mayFit reports whether the owner may have so many bytes at all.
-func (t *ownerTable) mayFit(o pool.Owner, bytes int64) bool {
-	return !t.is(o) || t.owners[o].budget == 0 || bytes <= t.owners[o].budget
-}
-
-// own makes an entry of this many bytes the owner's. It becomes the owner's most recent but for
-// above, if that is the owner's too. It returns false, and the entry is nobody's, if there is no
-// such owner.
-func (t *ownerTable) own(e uint32, o pool.Owner, bytes int64, above uint32) bool {
-	if !t.is(o) {
-		return false
+	if bytes > at.budget {
+		return false // however many were evicted
 	}
-	t.high = max(t.high, int(e)+1)
-	t.links.Use(t.high)
+	c.keep = parent
+	defer func() { c.keep = none }()
+	for ; !at.fits(bytes); c.work.ownedOut-- {
+		e := c.owners.victim(o, c, &c.work.owned)
+		if e == none || c.work.ownedOut == 0 {
+			return false
+		}
+		c.owners.evicted++
+		at.evicted++
+		at.evictedBytes += uint64(c.group(c.recs.All[e].ident).bytes)
+		c.evict(e, pool.ByBudget)
+	}
+	return true
+}
+
+// own makes a new entry of this many bytes the owner's. It becomes the owner's most recent but for
+// above, if that is the owner's too.
+func (t *ownerTable) own(e uint32, o pool.Owner, bytes int64, above uint32) {
+	t.links.Use(int(e) + 1)
 	at := &t.owners[o]
 	at.bytes += bytes
 	t.links.All[e] = ownedLink{term: at.term, owner: o}
 	t.insert(e, above)
-	return true
 }
 
 // free ends the ownership of an entry of this many bytes, which has left the pool.
@@ -145,7 +154,7 @@ func (t *ownerTable) free(e uint32, bytes int64) {
 	t.links.All[e] = ownedLink{}
 }
 
-// leave removes an entry from the order of its owner's. It still counts until Free.
+// leave removes an entry from the order of its owner's. It still counts until free.
 func (t *ownerTable) leave(e uint32) {
 	if l := &t.links.All[e]; l.listed && t.ownerOf(e) != nil {
 		t.remove(e)
@@ -160,14 +169,6 @@ func (t *ownerTable) use(e, above uint32) {
 	}
 }
 
-// numberOf returns the owner of an owned entry; 0 if its owner's place was given away.
-func (t *ownerTable) numberOf(e uint32) pool.Owner {
-	if t.ownerOf(e) == nil {
-		return 0
-	}
-	return t.links.All[e].owner
-}
-
 // ownerOf returns the owner of an entry; nil if its place was given away.
 func (t *ownerTable) ownerOf(e uint32) *owner {
 	l := &t.links.All[e]
@@ -175,22 +176,6 @@ func (t *ownerTable) ownerOf(e uint32) *owner {
 		return at
 	}
 	return nil
-}
-
-// countEvicted counts an entry that was evicted for the owner's budget.
-func (t *ownerTable) countEvicted(o pool.Owner, bytes int64) {
-	t.evicted++
-	t.owners[o].evicted++
-	t.owners[o].evictedBytes += uint64(bytes)
-}
-
-// countRefused counts blocks that the owner's budget had no room for.
-func (t *ownerTable) countRefused(o pool.Owner, blocks int) {
-	if !t.is(o) {
-		return
-	}
-	t.refused += uint64(blocks)
-	t.owners[o].refused += uint64(blocks)
 }
 
 // stats returns the owners that are open or have entries, by their numbers, and the totals.
@@ -205,4 +190,110 @@ func (t *ownerTable) stats() (s pool.OwnersStats) {
 		}
 	}
 	return s
+}
+
+// usedSteps is the price of passing over an entry in use, which later calls meet again. A chain is
+// put in order once, for a step of each entry.
+const usedSteps = 4
+
+// victim returns the least recently used of the owner's entries that is neither held nor has
+// children; 0 if there is none, or if the steps do not suffice, of which it takes those that it
+// needs. The entries that it passes over are moved up, so a later call continues. An entry that can
+// be evicted is never moved, so there is none once an entry that became the newest is the oldest.
+func (t *ownerTable) victim(o pool.Owner, v pool.View, steps *int) uint32 {
+	at := &t.owners[o]
+	for first := uint32(0); ; {
+		e := at.oldest
+		switch {
+		case e == 0 || v.Child(e) == 0 && !v.Held(e):
+			return e
+		case e == first || *steps <= 0:
+			return 0
+		}
+		*steps -= t.lift(e, v)
+		if first == 0 && at.newest == e {
+			first = e
+		}
+	}
+}
+
+// maxPath bounds the entries that one lift moves, by which it may exceed the steps. Beyond it, a
+// chain is put in order in parts, each of which moves those before it again.
+const maxPath = 16 << 10
+
+// lift moves an entry with children just above one of them, that one above one of its own, and so
+// on down to one that was lifted before, so each chain that was stored in parts from its beginning
+// is put in order once. An entry that is held, or whose child is held or another owner's, is in
+// use, and becomes the most recent. It returns the steps taken.
+func (t *ownerTable) lift(e uint32, v pool.View) int {
+	path := append(t.path[:0], e)
+	for end := e; !v.Held(e) && len(path) < maxPath; {
+		if end = v.Child(end); !t.together(e, end) || v.Held(end) {
+			break
+		}
+		if path = append(path, end); t.links.All[end].lifted {
+			break
+		}
+	}
+	t.path = path[:0]
+	if len(path) == 1 {
+		t.use(e, 0)
+		return usedSteps
+	}
+	for i := len(path) - 2; i >= 0; i-- {
+		t.remove(path[i])
+		t.insert(path[i], t.links.All[path[i+1]].newer)
+		t.links.All[path[i]].lifted = true
+	}
+	return len(path)
+}
+
+// together reports whether an entry is in the order of the same owner as another one.
+func (t *ownerTable) together(e, other uint32) bool {
+	a, b := &t.links.All[e], &t.links.All[other]
+	return b.listed && a.owner == b.owner && a.term == b.term
+}
+
+// insert makes an entry the newest, or the one just older than above, if that is in the same order.
+func (t *ownerTable) insert(e, above uint32) {
+	if above != e && t.together(e, above) {
+		t.insertBelow(e, above)
+		return
+	}
+	l := &t.links.All[e]
+	at := &t.owners[l.owner]
+	l.newer, l.older, l.listed = 0, at.newest, true
+	if at.newest != 0 {
+		t.links.All[at.newest].newer = e
+	} else {
+		at.oldest = e
+	}
+	at.newest = e
+}
+
+func (t *ownerTable) insertBelow(e, above uint32) {
+	l, a := &t.links.All[e], &t.links.All[above]
+	l.newer, l.older, l.listed = above, a.older, true
+	if a.older != 0 {
+		t.links.All[a.older].newer = e
+	} else {
+		t.owners[l.owner].oldest = e
+	}
+	a.older = e
+}
+
+func (t *ownerTable) remove(e uint32) {
+	l := &t.links.All[e]
+	at := &t.owners[l.owner]
+	if l.newer != 0 {
+		t.links.All[l.newer].older = l.older
+	} else {
+		at.newest = l.older
+	}
+	if l.older != 0 {
+		t.links.All[l.older].newer = l.newer
+	} else {
+		at.oldest = l.newer
+	}
+	l.newer, l.older, l.listed, l.lifted = 0, 0, false, false
 }

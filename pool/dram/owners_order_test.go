@@ -19,19 +19,17 @@ func (v *tree) Held(e uint32) bool    { return v.held[e] }
 
 // table has the entries 1 to n of one owner, the first of which is the oldest.
 func table(t *testing.T, n uint32) (*ownerTable, pool.Owner) {
-	all, err := newOwners(int(n) + 1)
+	all, err := newOwners(int(n) + 2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { all.close() })
+	t.Cleanup(func() { all.links.Close() })
 	o, err := all.open("one")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for e := uint32(1); e <= n; e++ {
-		if !all.own(e, o, 1, 0) {
-			t.Fatal("no memory")
-		}
+		all.own(e, o, 1, 0)
 	}
 	return &all, o
 }
@@ -44,7 +42,7 @@ func TestVictimPassesOverEachEntryOnce(t *testing.T) {
 	v := &tree{children: map[uint32]uint32{}, held: map[uint32]bool{}}
 	for e := uint32(1); e <= n; e++ {
 		v.held[e] = e%2 == 0
-		v.children[e] = 1_000_000
+		v.children[e] = n + 1
 	}
 	steps := most
 	if e := all.victim(o, v, &steps); e != 0 || most-steps > n*usedSteps {
@@ -89,7 +87,7 @@ func TestOrderOfManyOwners(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { all.close() })
+	t.Cleanup(func() { all.links.Close() })
 	owned, left := map[uint32]int64{}, map[uint32]bool{}
 	for range 20_000 {
 		e, above := 1+r.Uint32N(entries), r.Uint32N(entries+1)
@@ -97,12 +95,11 @@ func TestOrderOfManyOwners(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all.end(o)
+		all.owners[o].users--
 		switch have := owned[e] != 0; {
 		case !have:
-			if all.own(e, o, bytes, above) {
-				owned[e] = bytes
-			}
+			all.own(e, o, bytes, above)
+			owned[e] = bytes
 		case r.IntN(3) == 0:
 			all.leave(e)
 			left[e] = true
@@ -117,6 +114,14 @@ func TestOrderOfManyOwners(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// numberOf returns the owner of an owned entry; 0 if its owner's place was given away.
+func (t *ownerTable) numberOf(e uint32) pool.Owner {
+	if t.ownerOf(e) == nil {
+		return 0
+	}
+	return t.links.All[e].owner
 }
 
 // check compares the table with what the pool has: owned returns the bytes of an entry and whether

@@ -133,7 +133,11 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 				r.full = pool.Busy
 			}
 			c.refused, c.incoming = false, 0
-			r.own = c.give(e, r.batch.Owner, r.bytes, r.own)
+			if e != none && r.batch.Owner != 0 {
+				c.owners.own(e, r.batch.Owner, r.bytes, r.own)
+				c.recs.All[e].hold |= flagOwned
+				r.own = e
+			}
 		}
 	}
 	if e == none {
@@ -182,7 +186,8 @@ func (p *Pool) countBusy(b *pool.Batch, over int) {
 		}
 	}
 	p.core.stats.Busy += uint64(busy - over)
-	p.core.owners.countRefused(b.Owner, over)
+	p.core.owners.refused += uint64(over)
+	p.core.owners.owners[b.Owner].refused += uint64(over)
 }
 
 // Commit implements pool.Slots. It clears the Ref of each slot, so a second Commit does nothing.
