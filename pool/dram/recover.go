@@ -287,7 +287,7 @@ func (c *core) restoreChains() {
 func (c *core) restoredParent(e uint32) uint32 {
 	w := c.header(c.recs.All[e].head).Parent.Load()
 	slot := uint32(w>>32) - 1
-	if w == 0 || !c.slabs.given(slot) || !c.header(slot).Whole(slot) {
+	if w == 0 || int(slot) >= len(c.slabs.states.All) || *c.slabs.state(slot) != shardPresent {
 		return none
 	}
 	p := c.owner(slot)

@@ -288,12 +288,6 @@ func (s *slabs) slots(n int32) (first, end uint32) {
 	return first, first + s.slab[n].fresh
 }
 
-// given reports whether a number is a slot that was ever used, as slabs are cut now.
-func (s *slabs) given(slot uint32) bool {
-	n := slot >> s.slotBits
-	return int(n) < len(s.slab) && s.slab[n].class != noClass && slot&(1<<s.slotBits-1) < s.slab[n].fresh
-}
-
 // classAt returns the class of a slot's slab.
 func (s *slabs) classAt(slot uint32) int32 { return s.slab[slot>>s.slotBits].class }
 
