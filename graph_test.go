@@ -34,8 +34,6 @@ var mayImport = map[string][]string{
 	"pool/advisor":        {"pool"},
 	"pool/evict":          {"pool", "pool/advisor"},
 	"pool/dram/arena":     {"pool", "pagefault"},
-	"pool/dram/slab":      {"pool", "pool/dram/arena", "pool/dram/offheap"},
-	"pool/dram/owner":     {"pool", "pool/dram/offheap"},
 	"pool/dram/offheap":   {"pool"},
 	"pool/pooltest":       {"pool", "pagefault"},
 	"pool/evict/evictsim": {"pool", "pool/advisor", "trace"},

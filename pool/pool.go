@@ -252,7 +252,6 @@ type Stats struct {
 	Used          int64        `json:"used_bytes" metric:"pool_used_bytes"`
 	Pinned        int64        `json:"pinned_bytes" metric:"pool_pinned_bytes"`
 	Ready         int64        `json:"ready_bytes"`                   // what has been populated
-	IndexBytes    int64        `json:"index_bytes"`                   // memory of index, headers and slot table in use
 	Entries       int64        `json:"entries" metric:"pool_entries"` // visible
 	Partial       int64        `json:"entries_partial"`               // they lack shards
 	PinnedEntries int64        `json:"entries_pinned"`

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,17 +17,10 @@ import (
 // Takeover waits for another agent to release what this one needs. The kernel releases files only
 // after it has unmapped a dead agent's memory, which takes seconds for a large pool.
 type Takeover struct {
-	wait   time.Duration // in all
-	log    *zap.Logger
-	end    time.Time // of the wait, once it has begun
-	before holder    // of the directory's lock, the last one; zero: not known
-}
-
-// holder is a process with its start, in clock ticks since boot: another namespace may have the
-// pid.
-type holder struct {
-	pid   int
-	began uint64
+	wait    time.Duration // in all
+	log     *zap.Logger
+	end     time.Time // of the wait, once it has begun
+	follows bool      // another agent had the directory
 }
 
 // New makes a Takeover that waits for at most wait in all.
@@ -38,20 +30,14 @@ const poll = 20 * time.Millisecond
 
 // Admin takes the socket directory.
 func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *socketdir.Listener, err error) {
-	text, _ := os.ReadFile(socketdir.LockPath(dir)) // a missing one names no process
-	_, _ = fmt.Sscan(string(text), &t.before.pid, &t.before.began)
+	_, err = os.Stat(socketdir.LockPath(dir))
+	t.follows = err == nil
 	inUse := func(err error) bool { return errors.Is(err, socketdir.ErrInUse) }
 	err = t.until(ctx, inUse, func() error {
 		l, err = socketdir.ListenAdmin(dir, group)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	if err := l.Sign(strconv.FormatUint(dram.ProcessBegan(os.Getpid()), 10)); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
+	return l, err
 }
 
 // Pool opens the pool, in the file of path if that is not empty. It waits for the previous agent's
@@ -64,11 +50,11 @@ func (t *Takeover) Pool(
 		p, err = open()
 		return err
 	}
+	var held *dram.HeldError
 	err = t.until(ctx, func(err error) bool {
-		return errors.Is(err, dram.ErrHeld) || errors.Is(err, dram.ErrNoMemory) && t.before.pid != 0
+		return errors.As(err, &held) || errors.Is(err, dram.ErrNoMemory) && t.follows
 	}, try)
-	var by *dram.HeldError
-	if !errors.As(err, &by) || ctx.Err() != nil || !t.hasEnded(by) {
+	if !errors.As(err, &held) || !held.Orphan || ctx.Err() != nil {
 		return p, "", err
 	}
 	t.log.Error("the pool's file is abandoned: its agent has ended, and a mover that does not end holds it; the pool "+
@@ -79,13 +65,6 @@ func (t *Takeover) Pool(
 		return nil, "", err
 	}
 	return p, abandoned, try()
-}
-
-// hasEnded reports whether the agent that signed a pool's file has ended, by its process, if that
-// can be seen from here, or because it had the directory that this agent has now.
-func (t *Takeover) hasEnded(by *dram.HeldError) bool {
-	host, _ := os.Hostname()
-	return by.Exited && (by.Host == host || holder{by.Process, by.Began} == t.before)
 }
 
 // until retries open as long as its error is one to wait for, until the time is over.

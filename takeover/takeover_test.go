@@ -1,7 +1,10 @@
 package takeover
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -10,28 +13,40 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// A pool's file is abandoned only if its agent has ended: one of this host, or the one that had
-// this agent's directory, whatever its host was called.
+// A pool's file is abandoned only once its agent has ended, by a process that it left.
 func TestWhoseFileIsAbandoned(t *testing.T) {
-	host, err := os.Hostname()
+	dir, err := os.MkdirTemp("/dev/shm", "kvagent-test-")
+	if err != nil {
+		t.Skipf("SKIPPED: no tmpfs on /dev/shm: %v", err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "pool")
+	open := func() (*dram.Pool, error) { return dram.Open(dram.Options{Bytes: 1 << 20, Path: path}) }
+	take := func() (*dram.Pool, string, error) {
+		return New(50*time.Millisecond, zap.NewNop()).Pool(t.Context(), path, open)
+	}
+	first, err := open()
 	if err != nil {
 		t.Fatal(err)
 	}
-	take := New(time.Second, zap.NewNop())
-	take.before = holder{77, 5}
-	for name, c := range map[string]struct {
-		by    dram.HeldError
-		ended bool
-	}{
-		"ended here":            {dram.HeldError{Process: 78, Began: 5, Host: host, Exited: true}, true},
-		"the one before":        {dram.HeldError{Process: 77, Began: 5, Host: "x" + host, Exited: true}, true},
-		"another pod":           {dram.HeldError{Process: 78, Began: 5, Host: "x" + host, Exited: true}, false},
-		"another pod, same pid": {dram.HeldError{Process: 77, Began: 6, Host: "x" + host, Exited: true}, false},
-		"the one before runs":   {dram.HeldError{Process: 77, Began: 5, Host: host}, false},
-		"not signed":            {dram.HeldError{}, false},
-	} {
-		if got := take.hasEnded(&c.by); got != c.ended {
-			t.Errorf("%s: ended %v", name, got)
-		}
+	_, fd := first.Arena()
+	shared, err := syscall.Dup(fd) // as a mover has it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(shared)
+	var held *dram.HeldError
+	if p, _, err := take(); !errors.As(err, &held) || held.Process != os.Getpid() {
+		t.Fatalf("the file of a living agent: abandoned: %v, %v", p != nil, err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p, why, err := take()
+	if err != nil || why == "" || !p.Info().Recovery.New {
+		t.Fatalf("the file of an agent that has ended: abandoned: %q, %v", why, err)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -105,7 +105,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 // serveError adds the exit code to an error.
 func serveError(err error) error {
 	switch {
-	case errors.Is(err, socketdir.ErrInUse), errors.Is(err, dram.ErrHeld):
+	case errors.Is(err, socketdir.ErrInUse), errors.As(err, new(*dram.HeldError)):
 		return exitError{exitHeld, err}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return exitError{exitCut, err}

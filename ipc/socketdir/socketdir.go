@@ -193,12 +193,6 @@ func ListenAdmin(dir string, group int) (*Listener, error) {
 	return l, nil
 }
 
-// Sign adds a text behind the pid in the lock of the directory.
-func (l *Listener) Sign(text string) error {
-	_, err := fmt.Fprintln(l.lock, text)
-	return err
-}
-
 // lockDir locks a directory, and signs the lock with this process's pid.
 func lockDir(dir string, group int) (*os.File, error) {
 	if err := Prepare(dir, group); err != nil {
@@ -226,8 +220,7 @@ func lockDir(dir string, group int) (*os.File, error) {
 	return nil, fmt.Errorf("%s: %w by process %d", dir, ErrInUse, pid)
 }
 
-// LockPath returns the lock file of a directory. It has the pid of the process that locked it last,
-// and what that signed.
+// LockPath returns the lock file of a directory, with the pid of the process that locked it last.
 func LockPath(dir string) string { return filepath.Join(dir, Admin+lockSuffix) }
 
 // Listen listens at path as all sockets of the agent do: in a directory that is closed to others,

@@ -1,6 +1,7 @@
 package dram
 
 import (
+	"math"
 	"slices"
 	"testing"
 	"unsafe"
@@ -110,29 +111,17 @@ func TestFlippedByteIsCorrupt(t *testing.T) {
 	}
 }
 
-// TestIndexBytesAreWhatIsResident compares the figure with the kernel's.
-func TestIndexBytesAreWhatIsResident(t *testing.T) {
+// TestIndexIsSmall holds what an entry costs in memory beside its blocks.
+func TestIndexIsSmall(t *testing.T) {
 	for _, n := range []int{10_000, 100_000, 700_000} {
-		p := filled(t, n)
-		c := p.core
-		var real int64
-		now, old := c.table.Mapped()
-		cells, states := c.slabs.Mapped()
-		for _, raw := range [][]byte{c.recs.Mapped(), c.states.Mapped(), cells, states, now, old} {
-			real += residentBytes(t, raw)
-		}
-		said := p.Stats().IndexBytes
-		if float64(said) < 0.97*float64(real) || float64(said) > 1.1*float64(real) {
-			t.Errorf("%d blocks: %d bytes said, %d resident", n, said, real)
-		}
-		if per := float64(real) / float64(n); per > 100 {
+		if per := float64(residentIndex(t, filled(t, n))) / float64(n); per > 100 {
 			t.Errorf("%d blocks: %.1f bytes each, allowed are 100", n, per)
 		}
 	}
 }
 
-// TestIndexBytesOfShards holds what an entry of eight shards costs beyond its header.
-func TestIndexBytesOfShards(t *testing.T) {
+// TestIndexOfShardsIsSmall holds what an entry of eight shards costs beyond its header.
+func TestIndexOfShardsIsSmall(t *testing.T) {
 	const entries, shards, allowed = 100_000, 8, 160
 	p, err := Open(Options{Bytes: entries * shards * 1152, Virtual: true})
 	if err != nil {
@@ -156,18 +145,29 @@ func TestIndexBytesOfShards(t *testing.T) {
 	if n := p.SpaceEntries(id); n != entries {
 		t.Fatalf("%d entries are stored, want %d", n, entries)
 	}
-	if per := float64(p.Stats().IndexBytes) / entries; per > allowed {
+	if per := float64(residentIndex(t, p)) / entries; per > allowed {
 		t.Errorf("%.1f bytes for an entry of %d shards, allowed are %d", per, shards, allowed)
 	}
 }
 
-func residentBytes(t *testing.T, raw []byte) (n int64) {
-	if len(raw) == 0 {
-		return 0
+// residentIndex returns the memory of all of a pool but its arena.
+func residentIndex(t *testing.T, p *Pool) int64 {
+	c, slots := p.core, p.info.Bytes/arena.SlotUnit
+	n := resident(t, c.recs.All) + resident(t, c.states.All) +
+		resident(t, unsafe.Slice(c.slabs.at(0), slots)) + resident(t, unsafe.Slice(c.slabs.state(0), slots))
+	now, _ := c.table.Side(0)
+	old, _ := c.table.Side(math.MaxUint64)
+	if n += resident(t, now.Cell); old != now {
+		n += resident(t, old.Cell)
 	}
-	pages := make([]byte, (len(raw)+arena.PageBytes-1)/arena.PageBytes)
+	return n
+}
+
+func resident[T any](t *testing.T, all []T) (n int64) {
+	bytes := len(all) * int(unsafe.Sizeof(all[0]))
+	pages := make([]byte, (bytes+arena.PageBytes-1)/arena.PageBytes)
 	_, _, errno := unix.Syscall(
-		unix.SYS_MINCORE, uintptr(unsafe.Pointer(&raw[0])), uintptr(len(raw)), uintptr(unsafe.Pointer(&pages[0])),
+		unix.SYS_MINCORE, uintptr(unsafe.Pointer(&all[0])), uintptr(bytes), uintptr(unsafe.Pointer(&pages[0])),
 	)
 	if errno != 0 {
 		t.Fatal(errno)

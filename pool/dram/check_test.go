@@ -2,9 +2,9 @@ package dram
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // Check verifies all invariants and returns the first violation.
@@ -136,7 +136,7 @@ func (a *audit) chainOfSlots(e, slot uint32, n int) error {
 			return fmt.Errorf("slot %d is entry %d's too", slot, owner)
 		}
 		a.slots[slot] = e
-		link := a.core.slabs.At(slot).Link
+		link := a.core.slabs.at(slot).link
 		if last := i == n-1; last != (link&upward != 0) || (last && link&^upward != e) {
 			return fmt.Errorf("slot %d of shard %d leads to %x", slot, i, link)
 		}
@@ -172,8 +172,8 @@ func (a *audit) lists() error {
 func (a *audit) counts() error {
 	s := &a.core.stats
 	if a.stats.Entries != s.Entries || a.stats.Partial != s.Partial || a.stats.Pinned != s.Pinned ||
-		a.stats.PinnedEntries != s.PinnedEntries || a.stats.Used != a.core.slabs.UsedBytes() {
-		return fmt.Errorf("counts %+v with %d bytes used, counted again %+v", *s, a.core.slabs.UsedBytes(), a.stats)
+		a.stats.PinnedEntries != s.PinnedEntries || a.stats.Used != a.core.slabs.used {
+		return fmt.Errorf("counts %+v with %d bytes used, counted again %+v", *s, a.core.slabs.used, a.stats)
 	}
 	for _, n := range a.core.ended {
 		a.realms[n]++ // it waits for its sweep
@@ -190,15 +190,15 @@ func (a *audit) counts() error {
 func (a *audit) checkOwners() error {
 	bytes := map[string]int64{}
 	names := map[pool.Owner]string{}
-	each := a.owners.Stats().Each
+	each := a.owners.stats().Each
 	for _, o := range each {
-		if n, err := a.owners.Open(o.Name); err == nil {
+		if n, err := a.owners.open(o.Name); err == nil {
 			names[n] = o.Name
-			a.owners.Close(n)
+			a.owners.owners[n].users--
 		}
 	}
 	for e, n := range a.owned {
-		if o := a.owners.OwnerOf(e); o != 0 {
+		if o := a.owners.numberOf(e); o != 0 {
 			bytes[names[o]] += n
 		}
 	}
@@ -215,32 +215,36 @@ func (a *audit) checkSlabs() error {
 	s := &a.core.slabs
 	free := map[int32]int{}
 	left := len(a.slots)
-	for n := range int32(s.Count()) {
-		first, end := s.Slots(n)
+	for n := range int32(len(s.slab)) {
+		first, end := s.slots(n)
 		if end == first {
 			continue // free: no entry may have a slot of it
 		}
-		id, used := s.ClassAt(first), 0
-		for place, busy := range s.InUse(n) {
-			if _, owned := a.slots[s.Slot(n, uint32(place))]; owned != busy {
+		id, used := s.classAt(first), 0
+		for place, busy := range s.inUse(n) {
+			if _, owned := a.slots[s.slot(n, uint32(place))]; owned != busy {
 				return fmt.Errorf("slab %d: slot %d in use %v, an entry has it %v", n, place, busy, owned)
 			} else if busy {
 				used++
 			}
 		}
-		if left -= used; used == 0 || s.UsedIn(n) != int64(used)*s.SlotBytes(id) {
-			return fmt.Errorf("slab %d has %d slots in use, counts %d bytes", n, used, s.UsedIn(n))
+		b, k := &s.slab[n], &s.class[id]
+		if left -= used; used == 0 || int(b.used) != used {
+			return fmt.Errorf("slab %d has %d slots in use, counts %d", n, used, b.used)
 		}
 		free[id] += 0
-		if s.MayGo(n, slab.NoClass) { // it has no bad page
-			free[id] += s.PerSlab(id) - used
+		if !b.bad {
+			free[id] += int(k.perSlab) - used
+		}
+		if !s.full(n) && !slices.Contains(k.room, n) || len(k.room) > len(s.slab) {
+			return fmt.Errorf("slab %d has room, and class %d, with %d slabs, does not know", n, id, len(k.room))
 		}
 	}
 	if left != 0 {
 		return fmt.Errorf("entries have %d slots of free slabs", left)
 	}
 	for id, n := range free {
-		if got := s.Free(id); got != n {
+		if got := s.free(id); got != n {
 			return fmt.Errorf("class %d: %d slots may be allocated, %d of them beside a bad page", id, got, got-n)
 		}
 	}
@@ -266,12 +270,12 @@ func (a *audit) found() error {
 
 // checkShards compares the states of an entry's n shards with their counts.
 func (c *core) checkShards(e uint32, n int) (ok bool) {
-	var count [slab.Present + 1]uint16
+	var count [shardPresent + 1]uint16
 	slot := c.recs.All[e].head
 	for range n {
-		count[*c.slabs.State(slot)]++
-		slot = c.slabs.At(slot).Link
+		count[*c.slabs.state(slot)]++
+		slot = c.slabs.at(slot).link
 	}
 	l := &c.states.All[e]
-	return l.present == count[slab.Present] && l.writing == count[slab.Writing]
+	return l.present == count[shardPresent] && l.writing == count[shardWriting]
 }

@@ -7,8 +7,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
-	"github.com/kvagent/kvagent/pool/dram/owner"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // core is everything that the pool's lock guards: the entries, their places and the order of
@@ -21,7 +19,7 @@ type core struct {
 	high   uint32 // records from here on were never used
 	spare  uint32 // first unused record below high
 
-	slabs  slab.Slabs
+	slabs  slabs
 	file   *arena.File // nil: the pool ends with the process
 	recent list        // visible, by use; see unpinned
 
@@ -49,12 +47,10 @@ type core struct {
 	kinds   [][]int32    // classes of the slots of each kind of entries
 	shown   []uint32     // entries that became visible and are not yet passed to the policy
 
-	owners owner.Table
+	owners ownerTable
 
 	pressure func(need int64) bool
 	stats    pool.Stats
-
-	badDropped uint64 // entries that were in bad pages
 
 	notes notes
 	left  func(*pool.Departure) // nil: nobody asks
@@ -80,13 +76,13 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 	if c.states, err = offheap.Map[recordState](most); err != nil {
 		return c, err
 	}
-	if c.owners, err = owner.New(most); err != nil {
+	if c.owners, err = newOwners(most); err != nil {
 		return c, err
 	}
 	if c.table, err = offheap.OpenTable(); err != nil {
 		return c, err
 	}
-	if c.slabs, err = slab.New(o.Bytes, o.SlabBytes, page, f); err != nil {
+	if c.slabs, err = newSlabs(o.Bytes, o.SlabBytes, page, f); err != nil {
 		return c, err
 	}
 	return c, nil
@@ -95,8 +91,8 @@ func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core,
 // close releases the memory. Afterwards nothing is found and no ref is valid.
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
-	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.owners.Unmap(),
-		c.slabs.Close())
+	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.owners.links.Close(),
+		c.slabs.close())
 }
 
 // hashes computes the hashes of entries, for a table that moves them.

@@ -93,7 +93,6 @@ type Pool struct {
 	fd    int    // of the arena; -1: address space only
 
 	advisor   pool.Advisor // nil: none
-	keeper    *fileKeeper
 	onBadPage func(BadPage)
 	onNotKept func(pool.Fingerprint)
 
@@ -198,11 +197,11 @@ func (p *Pool) Close() error {
 		return pool.ErrClosed
 	}
 	p.closed = true
-	err := p.core.close()
+	file, err := p.core.file, p.core.close()
 	p.mu.Unlock()
 	p.arena.StopPopulating()
 	if p.advisor != nil {
 		p.advisor.Close()
 	}
-	return errors.Join(err, p.keeper.close(), p.arena.Close())
+	return errors.Join(err, p.arena.Close(), file.Close())
 }

@@ -3,7 +3,6 @@ package dram
 import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // create makes an entry with slots for all its shards, evicting as necessary. It returns none if
@@ -31,7 +30,7 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	r := &c.recs.All[e]
 	r.hash, r.ident, r.hold, r.head = k, id, flagLive, head
 	_, last := c.shardCell(head, len(classes)-1)
-	last.Link = e | upward
+	last.link = e | upward
 	c.persistParent(e, none)
 	c.realms[id.realm()].entries++
 	c.stats.Partial++
@@ -45,12 +44,12 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 func (c *core) takeAll(classes []int32) (head uint32, ok bool) {
 	link := uint32(none | upward) // no owner yet: a walk from a slot to its owner must see that
 	for i := len(classes) - 1; i >= 0; i-- {
-		slot, ok := c.slabs.Take(classes[i])
+		slot, ok := c.slabs.take(classes[i])
 		if !ok {
 			c.giveAll(link)
 			return 0, false
 		}
-		*c.slabs.At(slot) = slab.Cell{Link: link}
+		*c.slabs.at(slot) = cell{link: link}
 		head, link = slot, slot
 	}
 	return head, true
@@ -59,26 +58,26 @@ func (c *core) takeAll(classes []int32) (head uint32, ok bool) {
 // giveAll frees a slot and those linked to it.
 func (c *core) giveAll(slot uint32) {
 	for slot&upward == 0 {
-		next := c.slabs.At(slot).Link
-		c.slabs.Give(slot)
+		next := c.slabs.at(slot).link
+		c.slabs.give(slot)
 		slot = next
 	}
 }
 
-func (c *core) shardCell(head uint32, shard int) (uint32, *slab.Cell) {
-	at := c.slabs.At(head)
+func (c *core) shardCell(head uint32, shard int) (uint32, *cell) {
+	at := c.slabs.at(head)
 	for range shard {
-		head = at.Link
-		at = c.slabs.At(head)
+		head = at.link
+		at = c.slabs.at(head)
 	}
 	return head, at
 }
 
 // owner returns the entry that a used slot belongs to; none while the entry is being created.
 func (c *core) owner(slot uint32) uint32 {
-	link := c.slabs.At(slot).Link
+	link := c.slabs.at(slot).link
 	for link&upward == 0 {
-		link = c.slabs.At(link).Link
+		link = c.slabs.at(link).link
 	}
 	return link &^ upward
 }
@@ -142,7 +141,7 @@ func (c *core) drop(e uint32, why pool.Cause) {
 	c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)
 	c.leaveLists(e)
 	if r.is(flagOwned) {
-		c.owners.Leave(e)
+		c.owners.leave(e)
 	}
 	c.unlink(e)
 	c.orphan(e)
@@ -188,7 +187,7 @@ func (c *core) leaveLists(e uint32) {
 func (c *core) free(e uint32) {
 	r := &c.recs.All[e]
 	if r.is(flagOwned) {
-		c.owners.Free(e, c.group(r.ident).bytes)
+		c.owners.free(e, c.group(r.ident).bytes)
 	}
 	c.giveAll(r.head)
 	c.leaveRealm(r.ident.realm())

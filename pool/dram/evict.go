@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // Limits of the work of one reservation under the lock. If they do not suffice, it is Busy.
@@ -38,7 +37,7 @@ func (w *work) refill() {
 // makeRoom evicts until there is a slot of each of these classes, or a free slab to cut. It returns
 // false if nothing more can be evicted.
 func (c *core) makeRoom(classes []int32) bool {
-	for class := c.slabs.Lacking(classes); class != slab.NoClass; class = c.slabs.Lacking(classes) {
+	for class := c.slabs.lacking(classes); class != noClass; class = c.slabs.lacking(classes) {
 		if !c.reclaimPartial() && !c.evictFor(class) {
 			return false
 		}
@@ -80,7 +79,7 @@ func (c *core) asOld(class int32, oldest uint32) bool {
 		return true
 	}
 	donor := c.group(c.recs.All[oldest].ident).classes[0]
-	if c.oldestOf(class, oldest, min(c.slabs.PerSlab(donor), farOldest)) == none {
+	if c.oldestOf(class, oldest, min(int(c.slabs.class[donor].perSlab), farOldest)) == none {
 		return false
 	}
 	c.foundOld[class] = nearOldest - 1

@@ -236,7 +236,7 @@ func (c *core) touch(e uint32, at *cursor) {
 	}
 	above := c.above(at)
 	if recs[e].is(flagOwned) {
-		c.owners.Use(e, above)
+		c.owners.use(e, above)
 	}
 	if above == e || (above != none && recs[above].older == e) {
 		at.entry, at.generation = e, c.states.All[e].generation

@@ -2,11 +2,8 @@ package dram
 
 import (
 	"errors"
-	"fmt"
-	"sync"
 	"time"
 
-	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
@@ -44,7 +41,7 @@ func (c *core) clearHeaders(e uint32) {
 	if c.file == nil {
 		return
 	}
-	for slot := c.recs.All[e].head; slot&upward == 0; slot = c.slabs.At(slot).Link {
+	for slot := c.recs.All[e].head; slot&upward == 0; slot = c.slabs.at(slot).link {
 		c.file.Touch(func() { c.header(slot).Check.Store(0) })
 	}
 }
@@ -121,17 +118,11 @@ func (c *core) forgetUnopened() (n int, ok bool) {
 	return 0, false
 }
 
-// HeldError names the process that has the file that Open was given.
+// HeldError is of a file that others have.
 type HeldError = arena.HeldError
-
-// ErrHeld matches every HeldError.
-var ErrHeld = arena.ErrHeld
 
 // ErrNoMemory is for memory that the machine has, and that is in use now.
 var ErrNoMemory = arena.ErrNoMemory
-
-// ProcessBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
-func ProcessBegan(pid int) uint64 { return arena.ProcessBegan(pid) }
 
 // openFile opens a pool whose file outlives the process.
 func openFile(o *Options) (*Pool, error) {
@@ -147,10 +138,9 @@ func openFile(o *Options) (*Pool, error) {
 	page, _ := a.Page()
 	c, err := o.core(f, page, r)
 	if err != nil {
-		return nil, errors.Join(err, f.Unmap(), a.Close())
+		return nil, errors.Join(err, a.Close(), f.Close())
 	}
 	p := start(o, a, c)
-	p.keeper = startKeeper(f, o.Advisor)
 	r.Took = time.Since(began)
 	p.info.Recovery = r
 	return p, nil
@@ -165,57 +155,8 @@ func (o *Options) core(f *arena.File, page int64, r *Recovery) (*core, error) {
 	if r.New || r.Cold != "" {
 		return c, nil
 	}
-	if learned := f.SavedLearned(); learned != nil && c.advisor != nil {
-		if err := c.advisor.Learn(learned); err != nil {
-			r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
-		}
-	}
 	if !f.Touch(func() { c.restore(f, o.SlabBytes, r) }) {
 		return nil, errors.Join(errLost, c.close())
 	}
 	return c, nil
-}
-
-// saveEvery is how often a pool saves in its file what its policy has learned.
-const saveEvery = 10 * time.Second
-
-// fileKeeper owns the file, and saves there what the policy has learned; nil: there is no file.
-type fileKeeper struct {
-	file   *arena.File
-	ending chan struct{}
-	done   sync.WaitGroup
-}
-
-func startKeeper(f *arena.File, a pool.Advisor) *fileKeeper {
-	k := &fileKeeper{file: f, ending: make(chan struct{})}
-	if a != nil {
-		k.done.Go(func() { k.run(a) })
-	}
-	return k
-}
-
-func (k *fileKeeper) run(a pool.Advisor) {
-	every := time.NewTicker(saveEvery)
-	defer every.Stop()
-	for ended := false; !ended; {
-		select {
-		case <-every.C:
-		case <-k.ending:
-			ended = true
-		}
-		if b := a.Learned(); b != nil {
-			k.file.SaveLearned(b)
-		}
-	}
-}
-
-// close saves once more and releases the file.
-func (k *fileKeeper) close() error {
-	if k == nil {
-		return nil
-	}
-	k.file.Unsign()
-	close(k.ending)
-	k.done.Wait()
-	return k.file.Close()
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // Recovery is the result of opening a pool's file.
@@ -33,8 +32,8 @@ var errLost = errors.New("dram: a page of the pool's index went bad during the s
 // restore builds the index of what the file holds.
 func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) {
 	byRecord := c.restoreSpaces(f, slabBytes, r)
-	c.slabs.Restore()
-	s := scan{core: c, recovery: r, spaces: byRecord, found: make([][]uint64, c.slabs.Count())}
+	c.slabs.restore()
+	s := scan{core: c, recovery: r, spaces: byRecord, found: make([][]uint64, len(c.slabs.slab))}
 	for n := range s.found {
 		s.readSlab(int32(n)) // none, if it is not cut
 	}
@@ -95,20 +94,20 @@ type scan struct {
 
 // readSlab reads the headers of one slab, and frees the slots that hold no whole shard.
 func (s *scan) readSlab(n int32) {
-	first, end := s.slabs.Slots(n)
+	first, end := s.slabs.slots(n)
 	s.recovery.Lost += int(s.file.TouchEach(first, end, func(slot uint32) {
 		if h := s.header(slot); s.whole(h, slot) {
 			s.found[n] = append(s.found[n], uint64(h.Shard)<<32|uint64(slot))
 			if h.Shard == 0 {
 				s.first++
 			}
-			s.slabs.At(slot).Link = upward // not free, and not attached yet
+			s.slabs.at(slot).link = upward // not free, and not attached yet
 		}
 	}))
 	slices.Sort(s.found[n])
 	for slot := end; slot > first; slot-- {
-		if s.slabs.At(slot-1).Link == 0 {
-			s.slabs.Give(slot - 1)
+		if s.slabs.at(slot-1).link == 0 {
+			s.slabs.give(slot - 1)
 		}
 	}
 }
@@ -136,7 +135,7 @@ func (s *scan) fits(h *arena.Header, slot uint32) bool {
 	}
 	sp, group, shard := s.spaces[int(h.Space)], int(h.Group), int(h.Shard)
 	return group < len(sp.groups) && shard < sp.spec.Shards && h.HashLen >= 1 && h.HashLen <= pool.MaxHashLen &&
-		sp.groups[group].classes[shard] == s.slabs.ClassAt(slot)
+		sp.groups[group].classes[shard] == s.slabs.classAt(slot)
 }
 
 // attach adds one shard of all entries to the index: shard 0 makes the entry, the others are linked
@@ -148,7 +147,7 @@ func (s *scan) attach(shard uint8) {
 			slot := uint32(s.found[n][0])
 			if h := s.header(slot); !s.attachOne(h, slot) {
 				h.Check.Store(0)
-				s.slabs.Give(slot)
+				s.slabs.give(slot)
 			}
 		}
 	}
@@ -173,11 +172,11 @@ func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 			return false
 		}
 		_, last := c.shardCell(c.recs.All[e].head, int(shard)-1)
-		last.Link = slot
+		last.link = slot
 	}
 	c.states.All[e].present++
-	*c.slabs.State(slot) = slab.Present
-	*c.slabs.At(slot) = slab.Cell{Link: e | upward, Sum: h.Sum}
+	*c.slabs.state(slot) = shardPresent
+	*c.slabs.at(slot) = cell{link: e | upward, sum: h.Sum}
 	return true
 }
 
@@ -288,7 +287,7 @@ func (c *core) restoreChains() {
 func (c *core) restoredParent(e uint32) uint32 {
 	w := c.header(c.recs.All[e].head).Parent.Load()
 	slot := uint32(w>>32) - 1
-	if w == 0 || !c.slabs.Given(slot) || !c.header(slot).Whole(slot) {
+	if w == 0 || int(slot) >= len(c.slabs.states.All) || *c.slabs.state(slot) != shardPresent {
 		return none
 	}
 	p := c.owner(slot)

@@ -5,7 +5,6 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // Reserve implements pool.Slots.
@@ -134,7 +133,11 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 				r.full = pool.Busy
 			}
 			c.refused, c.incoming = false, 0
-			r.own = c.give(e, r.batch.Owner, r.bytes, r.own)
+			if e != none && r.batch.Owner != 0 {
+				c.owners.own(e, r.batch.Owner, r.bytes, r.own)
+				c.recs.All[e].hold |= flagOwned
+				r.own = e
+			}
 		}
 	}
 	if e == none {
@@ -149,13 +152,13 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 
 func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
 	slot, _ := c.shardCell(c.recs.All[e].head, int(shard))
-	switch state := c.slabs.State(slot); *state {
-	case slab.Present:
+	switch state := c.slabs.state(slot); *state {
+	case shardPresent:
 		return pool.Exists, pool.Slot{}
-	case slab.Writing:
+	case shardWriting:
 		return pool.InProgress, pool.Slot{}
 	default:
-		*state = slab.Writing
+		*state = shardWriting
 	}
 	c.leaveLists(e) // it may have been partial
 	c.states.All[e].writing++
@@ -167,7 +170,7 @@ func (c *core) slot(e uint32, shard uint8) pool.Slot {
 	sp := c.realms[r.ident.realm()].space
 	number, cell := c.shardCell(r.head, int(shard))
 	return pool.Slot{
-		Ref: c.ref(e), Off: c.slabs.Offset(number), Sum: cell.Sum, Shard: shard,
+		Ref: c.ref(e), Off: c.slabs.offset(number), Sum: cell.sum, Shard: shard,
 		Len: sp.spec.Groups[r.ident.group()].ShardBytes[shard],
 	}
 }
@@ -183,7 +186,8 @@ func (p *Pool) countBusy(b *pool.Batch, over int) {
 		}
 	}
 	p.core.stats.Busy += uint64(busy - over)
-	p.core.owners.Refused(b.Owner, over)
+	p.core.owners.refused += uint64(over)
+	p.core.owners.owners[b.Owner].refused += uint64(over)
 }
 
 // Commit implements pool.Slots. It clears the Ref of each slot, so a second Commit does nothing.
@@ -201,11 +205,11 @@ func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
 
 func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {
 	var slot uint32
-	var cell *slab.Cell
+	var cell *cell
 	e, ok := c.deref(s.Ref)
 	if ok {
 		slot, cell = c.shardCell(c.recs.All[e].head, int(s.Shard))
-		ok = *c.slabs.State(slot) == slab.Writing
+		ok = *c.slabs.state(slot) == shardWriting
 	}
 	if !ok {
 		if status == pool.OK {
@@ -214,16 +218,16 @@ func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor
 		return status
 	}
 	r, l := &c.recs.All[e], &c.states.All[e]
-	*c.slabs.State(slot) = slab.Empty
+	*c.slabs.state(slot) = shardEmpty
 	l.writing--
 	m := &c.realms[r.ident.realm()]
 	if status == pool.OK && (r.is(flagDropped) || m.over || m.space.epoch != epoch) {
 		status = pool.Stale // its epoch, or that in which its bytes were computed, is over
 	}
 	if status == pool.OK {
-		*c.slabs.State(slot) = slab.Present
+		*c.slabs.state(slot) = shardPresent
 		l.present++
-		cell.Sum = s.Sum
+		cell.sum = s.Sum
 		c.persistShard(e, slot, s.Shard, s.Sum)
 	}
 	c.settle(e, at)

@@ -155,9 +155,9 @@ func (c *core) newSpace(s *pool.Spec) *space {
 
 func (c *core) newGroup(spec pool.Group) (g group) {
 	for _, n := range spec.ShardBytes {
-		id := c.slabs.ClassOf(n)
+		id := c.slabs.classOf(n)
 		g.classes = append(g.classes, id)
-		g.bytes += c.slabs.SlotBytes(id)
+		g.bytes += c.slabs.slotBytes(id)
 	}
 	g.full = uint16(len(spec.ShardBytes))
 	g.kind, g.tokens = c.kindOf(g.classes), spec.BlockTokens
@@ -249,18 +249,13 @@ func (p *Pool) stats() pool.Stats {
 	defer p.mu.Unlock()
 	c := p.core
 	s := c.stats
-	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.arena.Ready(), c.slabs.UsedBytes()
-	s.Reassigned, s.Bad = c.slabs.Reassigned(), c.slabs.BadStats()
-	s.Bad.Dropped = c.badDropped
+	s.Capacity, s.Ready, s.Used = p.info.Bytes, p.arena.Ready(), c.slabs.used
+	s.Reassigned, s.Bad = c.slabs.moved, c.slabs.bad
 	if f := c.file; f != nil {
-		s.FileFull = f.TimesFull()
+		s.FileFull, s.Bad.Faults = f.TimesFull(), f.Faulted()
 	}
-	if !p.closed {
-		s.IndexBytes = c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
-			c.owners.Resident() + c.slabs.Resident()
-	}
-	s.Classes = c.slabs.Stats()
-	s.Owners = c.owners.Stats()
+	s.Classes = c.slabs.stats()
+	s.Owners = c.owners.stats()
 	return s
 }
 

@@ -1,8 +1,10 @@
 package dram
 
 import (
+	"math"
+	"slices"
+
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
 // A class without room takes a slab of another class: the one that loses least if all of its
@@ -18,19 +20,15 @@ func (c *core) takeSlab(class int32) bool {
 	if c.work.noSlab {
 		return false
 	}
-	losses := c.losses()
+	losses := c.losses(class)
 	for range maxSurveys {
-		best := slab.NoSlab
-		for n := range int32(len(losses)) {
-			if losses[n] >= 0 && (best == slab.NoSlab || losses[n] < losses[best]) && c.slabs.MayGo(n, class) {
-				best = n
-			}
-		}
-		if best == slab.NoSlab {
+		loss := slices.Min(losses)
+		if loss == mayNotGo {
 			break
 		}
-		losses[best] = -1
-		if entries, free := c.survey(best); free {
+		best := slices.Index(losses, loss)
+		losses[best] = mayNotGo
+		if entries, free := c.survey(int32(best)); free {
 			for _, e := range entries {
 				if !c.recs.All[e].is(flagDropped) && c.recs.All[e].is(flagLive) { // one may have several slots of it
 					c.evict(e, pool.ByEviction)
@@ -44,18 +42,26 @@ func (c *core) takeSlab(class int32) bool {
 	return false
 }
 
+// mayNotGo is the loss with a slab that is free, retired, or of the class itself.
+const mayNotGo = math.MaxInt64
+
 // losses returns, for each slab, the bytes of its entries that are not among the oldest of all.
-func (c *core) losses() []int64 {
-	losses := make([]int64, c.slabs.Count())
+func (c *core) losses(class int32) []int64 {
+	losses := make([]int64, len(c.slabs.slab))
 	for n := range losses {
-		losses[n] = c.slabs.UsedIn(int32(n))
+		losses[n] = mayNotGo
+		if b := &c.slabs.slab[n]; b.class != noClass && b.class != class && !b.bad {
+			losses[n] = int64(b.used) * c.slabs.slotBytes(b.class)
+		}
 	}
 	e := c.unpinned(c.recent.oldest)
 	for n := farOldest; e != none && n > 0; e, n = c.unpinned(c.recs.All[e].newer), n-1 {
 		slot := c.recs.All[e].head
-		for range c.group(c.recs.All[e].ident).classes {
-			losses[c.slabs.SlabOf(slot)] -= c.slabs.SizeAt(slot)
-			slot = c.slabs.At(slot).Link
+		for _, class := range c.group(c.recs.All[e].ident).classes {
+			if loss := &losses[slot>>c.slabs.slotBits]; *loss != mayNotGo {
+				*loss -= c.slabs.slotBytes(class)
+			}
+			slot = c.slabs.at(slot).link
 		}
 	}
 	return losses
@@ -63,11 +69,11 @@ func (c *core) losses() []int64 {
 
 // survey returns the entries with slots of a slab; free is false if one of them is held.
 func (c *core) survey(n int32) (entries []uint32, free bool) {
-	for place, busy := range c.slabs.InUse(n) {
+	for place, busy := range c.slabs.inUse(n) {
 		if !busy {
 			continue
 		}
-		e := c.owner(c.slabs.Slot(n, uint32(place)))
+		e := c.owner(c.slabs.slot(n, uint32(place)))
 		if e == none || c.held(e) || c.recs.All[e].is(flagDropped) {
 			return nil, false
 		}

@@ -24,8 +24,9 @@ type File struct {
 	path   string
 	layout Layout
 	super  *superblock
-	meta   []byte // from the headers to the end
-	fd     int
+	meta   []byte    // from the headers to the end
+	fd     int       // the arena's
+	own    int       // with the agent's own lock
 	began  time.Time // when the file was made
 	seed   [5]uint64
 
@@ -51,7 +52,7 @@ const tickLength = 100 * time.Millisecond
 
 // OpenFile opens the file of a pool, which it creates if necessary, and maps it.
 func OpenFile(o *FileOptions) (f *File, a *Arena, err error) {
-	fd, made, err := lockPath(o.Path)
+	fd, own, made, err := lockPath(o.Path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -60,14 +61,14 @@ func OpenFile(o *FileOptions) (f *File, a *Arena, err error) {
 			_ = os.Remove(o.Path) // while it is locked; the first error is returned
 		}
 		if err != nil {
-			_ = unix.Close(fd) // nothing was written through it
+			_, _ = unix.Close(fd), unix.Close(own) // nothing was written through them
 		}
 	}()
 	page, reason, err := checkFilesystem(fd, o.Path)
 	if err != nil {
 		return nil, nil, err
 	}
-	f = &File{path: o.Path, fd: fd, made: made, layout: LayoutOf(o.Bytes, o.SlabBytes, page)}
+	f = &File{path: o.Path, fd: fd, own: own, made: made, layout: LayoutOf(o.Bytes, o.SlabBytes, page)}
 	if err := f.examine(); err != nil {
 		return nil, nil, err
 	}
@@ -104,22 +105,20 @@ func (f *File) mapMeta() (err error) {
 	return nil
 }
 
-// open signs the file, and reads what its content begins with.
+// open signs the file, for the message of an agent that finds it locked, and reads what its content
+// begins with.
 func (f *File) open() {
 	f.began = time.Unix(0, f.super.created)
 	f.seed = f.super.seed
-	f.super.sign()
+	f.super.process.Store(uint64(os.Getpid()))
 }
 
-// Unmap unmaps what OpenFile mapped outside the arena, and writes nothing.
-func (f *File) Unmap() error { return unix.Munmap(f.meta) }
-
-// Close closes the file. Its lock ends with the last descriptor or mapping of any process.
+// Close unmaps what OpenFile mapped outside the arena, and ends the agent's own lock.
 func (f *File) Close() error {
 	if f == nil {
 		return nil
 	}
-	return unix.Munmap(f.meta) // the descriptor is the arena's
+	return errors.Join(unix.Munmap(f.meta), unix.Close(f.own))
 }
 
 // area returns a part of the file after the arena.
@@ -132,9 +131,6 @@ func (f *File) SetTime(t time.Time) uint32 {
 	}
 	return f.Tick
 }
-
-// Unsign writes that no process has the file. It needs no lock.
-func (f *File) Unsign() { f.Touch(func() { f.super.process.Store(0) }) }
 
 // Faulted returns how often pages of the file outside the arena could not be read or written.
 func (f *File) Faulted() uint64 { return f.faults.Load() }

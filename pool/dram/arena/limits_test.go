@@ -39,15 +39,7 @@ func TestPoolLargerThanItsCgroupIsRefused(t *testing.T) {
 			t, "0::/a/b\n", map[string]string{"sys/a/memory.max": "8589934592\n", "sys/a/b/memory.max": "max\n"},
 		),
 		"v2, inside its root": machine(t, "0::/\n", map[string]string{"sys/memory.max": "8589934592\n"}),
-		"v2, beside v1": machine(
-			t, "3:cpu:/\n0::/a\n", map[string]string{"sys/unified/a/memory.max": "8589934592\n"},
-		),
-		"v1": machine(
-			t, "4:cpu,memory:/a\n", map[string]string{"sys/memory/a/memory.limit_in_bytes": "8589934592\n"},
-		),
-		"v1, path of the host": machine(
-			t, "4:memory:/docker/x\n", map[string]string{"sys/memory/memory.limit_in_bytes": "8589934592\n"},
-		),
+		"v2, beside v1":       machine(t, "3:cpu:/\n0::/\n", map[string]string{"sys/memory.max": "8589934592\n"}),
 	} {
 		if err := checkMemory(8<<30, m); err != nil {
 			t.Errorf("%s: 8 GiB: %v", name, err)
@@ -66,7 +58,7 @@ func TestPoolLargerThanItsCgroupIsRefused(t *testing.T) {
 }
 
 func TestPoolLargerThanTheMachineIsRefused(t *testing.T) {
-	m := machine(t, "4:memory:/\n", map[string]string{"sys/memory/memory.limit_in_bytes": "9223372036854771712\n"})
+	m := machine(t, "0::/\n", map[string]string{"sys/memory.max": "max\n"})
 	if err := checkMemory(16<<30, m); err != nil {
 		t.Errorf("16 GiB: %v", err)
 	}

@@ -5,68 +5,48 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// ErrHeld matches every HeldError: another process has the pool's file.
-var ErrHeld = errors.New("in use")
-
-// HeldError names the process that has a pool's file. The lock belongs to the open file
-// description, which all processes that map the arena share with the agent that opened it. So an
-// agent that has exited still holds it while one of its movers runs.
+// HeldError is of a pool's file that others have.
 type HeldError struct {
 	Path    string
-	Process int    // that signed it last, in its own PID namespace; 0: an agent that is releasing it
-	Began   uint64 // start of that process, in clock ticks since boot
-	Host    string // of that process
-	Exited  bool   // no such process runs here any more
+	Process int  // the agent's that had it last, in its own PID namespace; 0: not known
+	Orphan  bool // that agent has ended, and a process that it left has the file
 }
 
-// Error names the process.
 func (e *HeldError) Error() string {
-	if e.Process == 0 {
-		return fmt.Sprintf("dram: %s: %v by an agent that ends, or by a process that it left (fuser names it)", e.Path,
-			ErrHeld)
+	if e.Orphan {
+		return fmt.Sprintf("dram: %s: in use by a process that its agent, process %d, left (fuser names it)", e.Path,
+			e.Process)
 	}
-	text := fmt.Sprintf("dram: %s: %v by process %d", e.Path, ErrHeld, e.Process)
-	if own, _ := os.Hostname(); e.Host != own && e.Host != "" {
-		text += " on " + e.Host
-	}
-	if e.Exited {
-		text += ", which has exited"
-	}
-	return text
+	return fmt.Sprintf("dram: %s: in use by process %d", e.Path, e.Process)
 }
-
-// Unwrap returns ErrHeld.
-func (e *HeldError) Unwrap() error { return ErrHeld }
 
 const lockTries = 16 // a process that releases a file may remove it
 
 // lockPath opens a pool's file and locks it. The file must be this user's and writable by no other,
 // since a writer controls what the engines compute with.
-func lockPath(path string) (fd int, made bool, err error) {
+func lockPath(path string) (fd, own int, made bool, err error) {
 	for range lockTries {
 		fd, made, err = openPath(path)
 		if err != nil {
-			return -1, false, err
+			return -1, -1, false, err
 		}
 		if err = checkOwner(fd, path); err == nil {
-			err = lock(fd, path)
+			own, err = lock(fd, path)
 		}
 		if err != nil {
 			_ = unix.Close(fd)
-			return -1, false, err
+			return -1, -1, false, err
 		}
 		if samePath(fd, path) {
-			return fd, made, nil
+			return fd, own, made, nil
 		}
-		_ = unix.Close(fd) // it was removed meanwhile
+		_, _ = unix.Close(fd), unix.Close(own) // it was removed meanwhile
 	}
-	return -1, false, fmt.Errorf("dram: %s: %w, it comes and goes", path, ErrHeld)
+	return -1, -1, false, &HeldError{Path: path}
 }
 
 func openPath(path string) (fd int, made bool, err error) {
@@ -98,37 +78,40 @@ func checkOwner(fd int, path string) error {
 	case int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("dram: %s: belongs to uid %d, allowed is %d", path, st.Uid, os.Geteuid())
 	case st.Mode&0o077 != 0:
-		return fmt.Errorf(
-			"dram: %s: mode %04o, allowed is 0600: others must not reach the blocks", path, st.Mode&0o7777,
-		)
+		return fmt.Errorf("dram: %s: mode %04o, allowed is 0600: others must not reach the blocks", path,
+			st.Mode&0o7777)
 	}
 	return nil
 }
 
-func lock(fd int, path string) error {
-	err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-	for errors.Is(err, unix.EINTR) {
+// lock locks a file twice. Each lock belongs to an open file. All processes that map the arena
+// share that of fd, so it ends with the last of them; that of own, which no other process has, ends
+// with the agent.
+func lock(fd int, path string) (own int, err error) {
+	own, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("dram: lock %s: %w", path, err)
+	}
+	held := &HeldError{Path: path}
+	err = unix.FcntlFlock(uintptr(own), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+	if err == nil {
+		held.Orphan = true
 		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	}
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return heldBy(fd, path)
+	if err == nil {
+		return own, nil
 	}
-	if err != nil {
-		return fmt.Errorf("dram: lock %s: %w", path, err)
+	_ = unix.Close(own)
+	if !errors.Is(err, unix.EAGAIN) {
+		return -1, fmt.Errorf("dram: lock %s: %w", path, err)
 	}
-	return nil
-}
-
-func heldBy(fd int, path string) error {
-	held := &HeldError{Path: path}
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil {
 		if s, err := readSuper(fd, st.Size); err == nil {
-			held.Process, held.Began, held.Host = int(s.process.Load()), s.began.Load(), s.hostName()
-			held.Exited = held.Process != 0 && ProcessBegan(held.Process) != held.Began
+			held.Process = int(s.process.Load())
 		}
 	}
-	return held
+	return -1, held
 }
 
 func samePath(fd int, path string) bool {
@@ -151,22 +134,4 @@ func checkFilesystem(fd int, path string) (page int64, reason string, err error)
 	}
 	return 0, "", fmt.Errorf("dram: %s: on a file system of type %#x, allowed are tmpfs and hugetlbfs: "+
 		"on any other the kernel would write every block to a device", path, fs.Type)
-}
-
-// ProcessBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
-func ProcessBegan(pid int) uint64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	// The name may contain any character; the fields after its last bracket begin with field 3.
-	words := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	if len(words) < 20 {
-		return 0
-	}
-	n, err := strconv.ParseUint(words[22-3], 10, 64)
-	if err != nil {
-		return 0
-	}
-	return n
 }

@@ -1,7 +1,6 @@
 package arena
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"math"
@@ -25,13 +24,17 @@ func (f *File) make(seed [5]uint64, now time.Time) error {
 	l := &f.layout
 	for _, step := range []func() error{
 		func() error { return f.size(0) },
-		f.fits,
+		func() error {
+			if l.page > PageBytes {
+				return nil // huge pages are reserved: provide finds out whether there are enough
+			}
+			return checkMemory(l.least(), systemFiles)
+		},
 		func() error { return f.size(l.End) },
 		func() error { return f.provide(l.Slabs, l.End) },
 		f.mapMeta,
 		func() error { f.super.magic = superMagic; return nil },
 		func() error { return f.provide(0, l.Headers) },
-		func() error { return f.provide(l.Learned/l.page*l.page, l.Spaces) },
 	} {
 		if err := step(); err != nil {
 			if f.meta != nil {
@@ -47,15 +50,6 @@ func (f *File) make(seed [5]uint64, now time.Time) error {
 	f.open()
 	s.format.Store(fileFormat)
 	return nil
-}
-
-// fits refuses a file for which the machine has no memory. Huge pages are reserved, so provide
-// finds out whether there are enough.
-func (f *File) fits() error {
-	if f.layout.page > PageBytes {
-		return nil
-	}
-	return checkMemory(f.layout.least(), systemFiles)
 }
 
 func (f *File) size(n int64) error {
@@ -93,9 +87,7 @@ func (f *File) full(need int64, err error) error {
 			err,
 		)
 	}
-	if unix.Fstatfs(f.fd, &fs) != nil {
-		return fmt.Errorf("dram: %s: no room for %s more: %w", f.path, gib(need), err)
-	}
+	_ = unix.Fstatfs(f.fd, &fs) // zeros if unknown
 	return fmt.Errorf("dram: %s: no room for %s more: its file system has %s, of them free %s: %w",
 		f.path, gib(need), gib(int64(fs.Blocks)*fs.Bsize), gib(int64(fs.Bavail)*fs.Bsize), err)
 }
@@ -175,52 +167,26 @@ func meminfo(f files, key string) (int64, error) {
 
 const noLimit = math.MaxInt64
 
-// cgroupLimit returns the smallest memory limit of this process's groups (v1 or v2), and its file.
+// cgroupLimit returns the smallest memory limit of this process's groups (v2), and its file.
 func cgroupLimit(f files) (limit int64, where string) {
-	limit = noLimit
-	file, err := os.Open(f.cgroup)
-	if err != nil {
-		return limit, ""
-	}
-	defer file.Close()
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		parts := strings.SplitN(lines.Text(), ":", 3) // hierarchy, controllers, path
-		if len(parts) != 3 {
-			continue
-		}
-		var roots []string
-		name := "memory.max"
-		switch {
-		case parts[0] == "0":
-			roots = []string{f.root, path.Join(f.root, "unified")}
-		case hasController(parts[1], "memory"):
-			roots, name = []string{path.Join(f.root, "memory")}, "memory.limit_in_bytes"
-		}
-		for _, root := range roots {
-			if n, at := smallest(root, parts[2], name); n < limit {
-				limit, where = n, at
-			}
+	text, _ := os.ReadFile(f.cgroup) // without it there is no limit
+	for line := range strings.Lines(string(text)) {
+		if group, unified := strings.CutPrefix(strings.TrimSpace(line), "0::"); unified {
+			return smallest(f.root, group)
 		}
 	}
-	return limit, where
-}
-
-func hasController(list, want string) bool {
-	for c := range strings.SplitSeq(list, ",") {
-		if c == want {
-			return true
-		}
-	}
-	return false
+	return noLimit, ""
 }
 
 // smallest returns the least limit of a group and its ancestors. In a container the path may be the
 // host's and the files may lie at the root; a missing file is no limit.
-func smallest(root, group, name string) (limit int64, where string) {
+func smallest(root, group string) (limit int64, where string) {
 	limit = noLimit
 	for {
-		file := path.Join(root, group, name)
-		if n, ok := readLimit(file); ok && n < limit {
+		file := path.Join(root, group, "memory.max")
+		text, _ := os.ReadFile(file)
+		n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // "max" is no number
+		if err == nil && n < limit {
 			limit, where = n, file
 		}
 		if group == "/" || group == "." || group == "" {
@@ -228,16 +194,4 @@ func smallest(root, group, name string) (limit int64, where string) {
 		}
 		group = path.Dir(group)
 	}
-}
-
-func readLimit(file string) (int64, bool) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64) // "max" is no number
-	if err != nil || n >= noLimit&^(PageBytes-1) {
-		return 0, false
-	}
-	return n, true
 }

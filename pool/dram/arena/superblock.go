@@ -1,12 +1,10 @@
 package arena
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"os"
 	"sync/atomic"
 	"unsafe"
 
@@ -22,10 +20,8 @@ type superblock struct {
 	check uint32 // CRC-32C of the head
 	_     uint32
 
-	process atomic.Uint64 // that has it; 0: none
-	began   atomic.Uint64 // start of that process, clock ticks since boot
+	process atomic.Uint64 // that had it last
 	spaces  atomic.Uint64 // records of spaces that were ever used
-	host    [64]byte      // name of the machine or container of that process, zero-padded
 }
 
 type superHead struct {
@@ -91,18 +87,4 @@ func (s *superblock) unfit(want *Layout, size int64) string {
 		return fmt.Sprintf("it has %d bytes, not %d", size, want.End)
 	}
 	return ""
-}
-
-// sign writes this process into a superblock.
-func (s *superblock) sign() {
-	host, _ := os.Hostname() // without one it is not named
-	clear(s.host[:])
-	copy(s.host[:len(s.host)-1], host)
-	s.began.Store(ProcessBegan(os.Getpid()))
-	s.process.Store(uint64(os.Getpid()))
-}
-
-func (s *superblock) hostName() string {
-	host, _, _ := bytes.Cut(s.host[:], []byte{0})
-	return string(host)
 }

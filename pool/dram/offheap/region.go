@@ -58,16 +58,6 @@ func (r *Region[T]) Use(n int) {
 	r.huge = to
 }
 
-// Resident returns the memory that the first n elements hold.
-func (r *Region[T]) Resident(n int) int64 {
-	used := n * int(unsafe.Sizeof(*new(T)))
-	step := pageBytes
-	if used > hugeFrom {
-		step = hugeBytes
-	}
-	return int64((used + step - 1) &^ (step - 1))
-}
-
 // Close unmaps the memory.
 func (r *Region[T]) Close() error {
 	if r.raw == nil {
@@ -77,9 +67,6 @@ func (r *Region[T]) Close() error {
 	*r = Region[T]{}
 	return unix.Munmap(raw)
 }
-
-// Mapped returns the memory.
-func (r *Region[T]) Mapped() []byte { return r.raw }
 
 // Seed keys the hash of a table. Block hashes come from the engine: they may be as short as a
 // byte, and an engine may be hostile. So their bits are mixed with secret numbers of this process.

@@ -196,20 +196,6 @@ func (t *Table) giveBack(end int) {
 	}
 }
 
-// Resident returns the memory that both halves hold. One under construction is touched in order.
-func (t *Table) Resident() int64 {
-	touched := int(t.now.size) * 8
-	if t.old.size != 0 {
-		touched = int(uint64(t.moved) * t.now.size / t.old.size * 8)
-	}
-	touched += pageBytes // of the cells after the last home
-	step := pageBytes
-	if len(t.now.raw) >= hugeFrom {
-		step = hugeBytes
-	}
-	return int64(len(t.old.raw)-t.freed) + int64(min(len(t.now.raw), (touched+step-1)&^(step-1)))
-}
-
 // Close unmaps the memory.
 func (t *Table) Close() error {
 	if err := t.old.close(); err != nil {
@@ -234,6 +220,3 @@ func (t *Table) Reserve(n int) {
 
 // Entries returns the number of entries.
 func (t *Table) Entries() int { return t.n }
-
-// Mapped returns the memory of both halves.
-func (t *Table) Mapped() (now, old []byte) { return t.now.raw, t.old.raw }

@@ -1,4 +1,4 @@
-package owner
+package dram
 
 import (
 	"fmt"
@@ -18,20 +18,18 @@ func (v *tree) Child(e uint32) uint32 { return v.children[e] }
 func (v *tree) Held(e uint32) bool    { return v.held[e] }
 
 // table has the entries 1 to n of one owner, the first of which is the oldest.
-func table(t *testing.T, n uint32) (*Table, pool.Owner) {
-	all, err := New(int(n) + 1)
+func table(t *testing.T, n uint32) (*ownerTable, pool.Owner) {
+	all, err := newOwners(int(n) + 2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { all.Unmap() })
-	o, err := all.Open("one")
+	t.Cleanup(func() { all.links.Close() })
+	o, err := all.open("one")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for e := uint32(1); e <= n; e++ {
-		if !all.Own(e, o, 1, 0) {
-			t.Fatal("no memory")
-		}
+		all.own(e, o, 1, 0)
 	}
 	return &all, o
 }
@@ -44,14 +42,14 @@ func TestVictimPassesOverEachEntryOnce(t *testing.T) {
 	v := &tree{children: map[uint32]uint32{}, held: map[uint32]bool{}}
 	for e := uint32(1); e <= n; e++ {
 		v.held[e] = e%2 == 0
-		v.children[e] = 1_000_000
+		v.children[e] = n + 1
 	}
 	steps := most
-	if e := all.Victim(o, v, &steps); e != 0 || most-steps > n*usedSteps {
+	if e := all.victim(o, v, &steps); e != 0 || most-steps > n*usedSteps {
 		t.Errorf("entry %d after %d steps, want none after %d at most", e, most-steps, n*usedSteps)
 	}
 	delete(v.children, 5)
-	if e := all.Victim(o, v, &steps); e != 5 {
+	if e := all.victim(o, v, &steps); e != 5 {
 		t.Errorf("entry %d, want 5, which has no child any more", e)
 	}
 }
@@ -67,13 +65,13 @@ func TestVictimOfALongChain(t *testing.T) {
 	e, calls := uint32(0), 0
 	for ; e == 0 && calls < 20; calls++ {
 		steps := maxPath
-		e = all.Victim(o, v, &steps)
+		e = all.victim(o, v, &steps)
 	}
 	if e != n || calls > 16 {
 		t.Errorf("entry %d after %d calls, want %d after 16 at most", e, calls, n)
 	}
 	steps := 0
-	if again := all.Victim(o, v, &steps); again != e {
+	if again := all.victim(o, v, &steps); again != e {
 		t.Errorf("entry %d without a step, want %d again", again, e)
 	}
 }
@@ -85,33 +83,32 @@ func TestOrderOfManyOwners(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	all, err := New(entries + 1)
+	all, err := newOwners(entries + 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { all.Unmap() })
+	t.Cleanup(func() { all.links.Close() })
 	owned, left := map[uint32]int64{}, map[uint32]bool{}
 	for range 20_000 {
 		e, above := 1+r.Uint32N(entries), r.Uint32N(entries+1)
-		o, err := all.Open(fmt.Sprint(r.IntN(pool.MaxOwners + 9)))
+		o, err := all.open(fmt.Sprint(r.IntN(pool.MaxOwners + 9)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		all.Close(o)
+		all.owners[o].users--
 		switch have := owned[e] != 0; {
 		case !have:
-			if all.Own(e, o, bytes, above) {
-				owned[e] = bytes
-			}
+			all.own(e, o, bytes, above)
+			owned[e] = bytes
 		case r.IntN(3) == 0:
-			all.Leave(e)
+			all.leave(e)
 			left[e] = true
 		case r.IntN(2) == 0:
-			all.Free(e, bytes)
+			all.free(e, bytes)
 			delete(owned, e)
 			delete(left, e)
 		default:
-			all.Use(e, above)
+			all.use(e, above)
 		}
 		if err := all.check(owned, func(e uint32) bool { return !left[e] }); err != nil {
 			t.Fatal(err)
@@ -119,12 +116,20 @@ func TestOrderOfManyOwners(t *testing.T) {
 	}
 }
 
+// numberOf returns the owner of an owned entry; 0 if its owner's place was given away.
+func (t *ownerTable) numberOf(e uint32) pool.Owner {
+	if t.ownerOf(e) == nil {
+		return 0
+	}
+	return t.links.All[e].owner
+}
+
 // check compares the table with what the pool has: owned returns the bytes of an entry and whether
 // it is stored, for each of the entries in the pool that are marked as owned.
-func (t *Table) check(owned map[uint32]int64, stored func(e uint32) bool) error {
+func (t *ownerTable) check(owned map[uint32]int64, stored func(e uint32) bool) error {
 	bytes, listed := map[pool.Owner]int64{}, map[pool.Owner]int{}
 	for e, n := range owned {
-		o := t.OwnerOf(e)
+		o := t.numberOf(e)
 		if o == 0 {
 			continue
 		}
@@ -142,9 +147,9 @@ func (t *Table) check(owned map[uint32]int64, stored func(e uint32) bool) error 
 		}
 		n, newer := 0, uint32(0)
 		for e := at.newest; e != 0 && n <= listed[o]; e = t.links.All[e].older {
-			if l := &t.links.All[e]; l.newer != newer || t.OwnerOf(e) != o {
+			if l := &t.links.All[e]; l.newer != newer || t.numberOf(e) != o {
 				return fmt.Errorf("entry %d in the order of owner %d: after %d, not %d; it is owner %d's", e, o,
-					l.newer, newer, t.OwnerOf(e))
+					l.newer, newer, t.numberOf(e))
 			}
 			n, newer = n+1, e
 		}
