@@ -34,9 +34,16 @@ type Advisor interface {
 	// Advise passes on advice, with the time that its wish lasts; 0: it has none.
 	Advise(a *Advice, lasts time.Duration)
 	Report() PolicyReport
+	// Learned returns what the policy has learned, at most MaxLearned bytes, nil if that is
+	// nothing; Learn takes over what it returned in an earlier process.
+	Learned() []byte
+	Learn(learned []byte) error
 	// Close ends it. Nothing may be noted afterwards.
 	Close()
 }
+
+// MaxLearned bounds what Advisor.Learned returns, in bytes.
+const MaxLearned = 1 << 20
 
 // MaxNoteBlocks bounds the leading blocks of one look-up that are noted, exceeded by a group at
 // most.

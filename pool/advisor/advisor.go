@@ -220,6 +220,28 @@ func (a *Advisor) Insert(fill func(in *pool.Insertion) (more bool)) {
 	}
 }
 
+// Learned returns what the policy learned; nil if there is nothing to save.
+func (a *Advisor) Learned() []byte {
+	learner, ok := a.policy.(Learner)
+	if !ok {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return learner.Learned()
+}
+
+// Learn passes what was saved to the policy.
+func (a *Advisor) Learn(learned []byte) error {
+	learner, ok := a.policy.(Learner)
+	if !ok {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return learner.Learn(learned)
+}
+
 // unlimited estimates how many blocks that were looked up and missed a pool would have had that
 // evicts nothing. It keeps the prints of a sample of all blocks that were ever stored: those whose
 // lowest bits are 0, fewer and fewer as there are more, so that they fit. A reset gives blocks

@@ -22,3 +22,17 @@ type Policy interface {
 	// Report returns the policy's state, for people and metrics. It allocates.
 	Report() pool.PolicyReport
 }
+
+// Learner is a Policy whose knowledge can be passed to the policy of the next process. A pool that
+// outlives its process saves it periodically and on Close.
+//
+// Implemented by pool/evict.Hazard. Without it, the policy learns anew after each restart.
+type Learner interface {
+	// Learned encodes what the policy knows: at most pool.MaxLearned bytes, with a version and a
+	// checksum of their own. It contains nothing about single entries, so it may be older than they
+	// are.
+	Learned() []byte
+	// Learn decodes and takes over what Learned returned, preferably before the first Insert. On an
+	// error (damage, another version) nothing has changed and the policy learns anew.
+	Learn(learned []byte) error
+}

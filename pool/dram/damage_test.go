@@ -52,7 +52,7 @@ func damage(t *testing.T, o Options, rng *rand.Rand) {
 	defer f.Close()
 	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
 	areas := [][2]int64{
-		{l.Headers, l.Spaces - l.Headers}, {l.Spaces, 256},
+		{l.Headers, l.Learned - l.Headers}, {l.Spaces, 256},
 		{l.Slabs, l.SlabCount() * arena.SlabWordBytes}, {l.Super, int64(arena.SuperEnd)},
 	}
 	for range 1 + rng.IntN(20) {

@@ -93,6 +93,7 @@ type Pool struct {
 	fd    int    // of the arena; -1: address space only
 
 	advisor   pool.Advisor // nil: none
+	keeper    *fileKeeper
 	onBadPage func(BadPage)
 	onNotKept func(pool.Fingerprint)
 
@@ -197,11 +198,11 @@ func (p *Pool) Close() error {
 		return pool.ErrClosed
 	}
 	p.closed = true
-	file, err := p.core.file, p.core.close()
+	err := p.core.close()
 	p.mu.Unlock()
 	p.arena.StopPopulating()
 	if p.advisor != nil {
 		p.advisor.Close()
 	}
-	return errors.Join(err, p.arena.Close(), file.Close())
+	return errors.Join(err, p.arena.Close(), p.keeper.close())
 }

@@ -2,8 +2,11 @@ package dram
 
 import (
 	"errors"
+	"fmt"
+	"sync"
 	"time"
 
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
@@ -141,6 +144,7 @@ func openFile(o *Options) (*Pool, error) {
 		return nil, errors.Join(err, a.Close(), f.Close())
 	}
 	p := start(o, a, c)
+	p.keeper = startKeeper(f, o.Advisor)
 	r.Took = time.Since(began)
 	p.info.Recovery = r
 	return p, nil
@@ -155,8 +159,56 @@ func (o *Options) core(f *arena.File, page int64, r *Recovery) (*core, error) {
 	if r.New || r.Cold != "" {
 		return c, nil
 	}
+	if learned := f.SavedLearned(); learned != nil && c.advisor != nil {
+		if err := c.advisor.Learn(learned); err != nil {
+			r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
+		}
+	}
 	if !f.Touch(func() { c.restore(f, o.SlabBytes, r) }) {
 		return nil, errors.Join(errLost, c.close())
 	}
 	return c, nil
+}
+
+// saveEvery is how often a pool saves in its file what its policy has learned.
+const saveEvery = 10 * time.Second
+
+// fileKeeper owns the file, and saves there what the policy has learned; nil: there is no file.
+type fileKeeper struct {
+	file   *arena.File
+	ending chan struct{}
+	done   sync.WaitGroup
+}
+
+func startKeeper(f *arena.File, a pool.Advisor) *fileKeeper {
+	k := &fileKeeper{file: f, ending: make(chan struct{})}
+	if a != nil {
+		k.done.Go(func() { k.run(a) })
+	}
+	return k
+}
+
+func (k *fileKeeper) run(a pool.Advisor) {
+	every := time.NewTicker(saveEvery)
+	defer every.Stop()
+	for ended := false; !ended; {
+		select {
+		case <-every.C:
+		case <-k.ending:
+			ended = true
+		}
+		if b := a.Learned(); b != nil {
+			k.file.SaveLearned(b)
+		}
+	}
+}
+
+// close saves once more and releases the file.
+func (k *fileKeeper) close() error {
+	if k == nil {
+		return nil
+	}
+	close(k.ending)
+	k.done.Wait()
+	return k.file.Close()
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -217,3 +218,39 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 		closePool(t, p)
 	}
 }
+
+// TestLearnedOutlivesTheProcess checks that the policy gets back what it saved, and that damage is
+// a note.
+func TestLearnedOutlivesTheProcess(t *testing.T) {
+	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
+	learned := &learner{Policy: evict.NewLRU(), gives: []byte("what it learned")}
+	o.Advisor = asAdvisor(learned, nil)
+	closePool(t, reopen(t, o))
+	again := &learner{Policy: evict.NewLRU()}
+	o.Advisor = asAdvisor(again, nil)
+	p := reopen(t, o)
+	if string(again.got) != "what it learned" {
+		t.Errorf("it got %q back", again.got)
+	}
+	closePool(t, p)
+	again.gives = make([]byte, 100_000)
+	o.Advisor = asAdvisor(again, nil)
+	closePool(t, reopen(t, o))
+	refuses := &learner{Policy: evict.NewLRU(), refuse: errors.New("of another version")}
+	o.Advisor = asAdvisor(refuses, nil)
+	p = reopen(t, o)
+	if r := p.Info().Recovery; len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "of another version") ||
+		len(refuses.got) != 100_000 {
+		t.Errorf("%+v, %d bytes", r, len(refuses.got))
+	}
+	closePool(t, p)
+}
+
+type learner struct {
+	advisor.Policy
+	gives, got []byte
+	refuse     error
+}
+
+func (l *learner) Learned() []byte      { return l.gives }
+func (l *learner) Learn(b []byte) error { l.got = b; return l.refuse }

@@ -309,6 +309,7 @@ func TestBadPagesOfTheIndex(t *testing.T) {
 		"spaces":          {func(l *arena.Layout) int64 { return l.Spaces }, 0, false},
 		"superblock":      {func(l *arena.Layout) int64 { return l.Super }, 0, true},
 		"heads of chains": {func(l *arena.Layout) int64 { return l.Headers }, 136, false},
+		"learned":         {func(l *arena.Layout) int64 { return l.Learned }, 200, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))

@@ -114,12 +114,7 @@ func (f *File) open() {
 }
 
 // Close unmaps what OpenFile mapped outside the arena, and ends the agent's own lock.
-func (f *File) Close() error {
-	if f == nil {
-		return nil
-	}
-	return errors.Join(unix.Munmap(f.meta), unix.Close(f.own))
-}
+func (f *File) Close() error { return errors.Join(unix.Munmap(f.meta), unix.Close(f.own)) }
 
 // area returns a part of the file after the arena.
 func (f *File) area(from, bytes int64) []byte { return f.meta[from-f.layout.Headers:][:bytes] }

@@ -4,6 +4,8 @@ import (
 	"hash/crc32"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/kvagent/kvagent/pool"
 )
 
 // Header describes a slot in a pool's file, in one cache line. Its last word is 0 while the slot is
@@ -60,7 +62,7 @@ func slabWord(slotBytes uint32) uint64 {
 func slabCheck(w uint64) uint64 { return (w>>8*0x9e3779b97f4a7c15>>57)<<1 | 1 }
 
 func (f *File) slabAt(n int32) *atomic.Uint64 {
-	return word(f.area(f.layout.Slabs+int64(n)*SlabWordBytes, SlabWordBytes))
+	return record(f.area(f.layout.Slabs+int64(n)*SlabWordBytes, SlabWordBytes)).word(0)
 }
 
 // ProvideHeaders gives memory to the headers of n slots from the first on; false: there is none.
@@ -97,23 +99,25 @@ func (f *File) Slab(n int32) (slotBytes uint32) {
 // Header returns the header of a slot. Those of slabs that were never cut have no memory.
 func (f *File) Header(slot uint32) *Header { return &f.headers[slot] }
 
-// A pool's file, format 6. All numbers are little-endian. Offsets are from the beginning of the
+// A pool's file, format 5. All numbers are little-endian. Offsets are from the beginning of the
 // file, and each area begins on a page of the file system (2 MiB on hugetlbfs). A process that maps
 // the arena alone cannot access the other areas.
 //
 //	arena      the slots, slab after slab
 //	headers    64 bytes a slot, by its number; sparse, grows as slabs are used
+//	learned    what the policy learned
 //	spaces     MaxSpaces records of spaceBytes; sparse
 //	slabs      8 bytes a slab: the slots it is cut into
 //	superblock the last superBytes of the file
 const (
-	fileFormat = 6
+	fileFormat = 5
 
 	superBytes    = 4 << 10
 	HeaderBytes   = 64
 	spaceBytes    = 20 << 10 // one space: not the largest of 256 shards in 16 groups
 	MaxSpaces     = 1 << 10  // spaces of a file; entries of further ones end with the process
 	SlabWordBytes = 8
+	learnedBytes  = pool.MaxLearned + 4<<10 // its head included
 )
 
 // SlotUnit is the unit to which slots are rounded up, bytes.
@@ -121,16 +125,17 @@ const SlotUnit = 1 << 10
 
 // Layout holds the offsets of the areas. It follows from the three sizes.
 type Layout struct {
-	arena, slab, page             int64
-	Headers, Spaces, Slabs, Super int64 // offsets
-	End                           int64
+	arena, slab, page                      int64
+	Headers, Learned, Spaces, Slabs, Super int64 // offsets
+	End                                    int64
 }
 
 // LayoutOf returns the layout for the bytes of an arena, of a slab, and of a page.
 func LayoutOf(arena, slab, page int64) (l Layout) {
 	l.arena, l.slab, l.page = arena, slab, page
 	l.Headers = roundUp(arena, page)
-	l.Spaces = roundUp(l.Headers+l.slots()*HeaderBytes, page)
+	l.Learned = roundUp(l.Headers+l.slots()*HeaderBytes, page)
+	l.Spaces = roundUp(l.Learned+learnedBytes, page)
 	l.Slabs = roundUp(l.Spaces+MaxSpaces*spaceBytes, page)
 	l.End = roundUp(l.Slabs+l.SlabCount()*SlabWordBytes+superBytes, page)
 	l.Super = l.End - superBytes
@@ -143,6 +148,6 @@ func (l *Layout) slots() int64 { return l.arena / SlotUnit }
 func (l *Layout) SlabCount() int64 { return l.arena / l.slab }
 
 // least returns the memory that a file takes before anything is stored in it.
-func (l *Layout) least() int64 { return l.Headers + l.End - l.Slabs }
+func (l *Layout) least() int64 { return l.Headers + l.Spaces - l.Learned + l.End - l.Slabs }
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

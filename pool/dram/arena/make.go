@@ -35,6 +35,7 @@ func (f *File) make(seed [5]uint64, now time.Time) error {
 		f.mapMeta,
 		func() error { f.super.magic = superMagic; return nil },
 		func() error { return f.provide(0, l.Headers) },
+		func() error { return f.provide(l.Learned/l.page*l.page, l.Spaces) },
 	} {
 		if err := step(); err != nil {
 			if f.meta != nil {

@@ -21,6 +21,7 @@ type superblock struct {
 	_     uint32
 
 	process atomic.Uint64 // that had it last
+	_       uint64
 	spaces  atomic.Uint64 // records of spaces that were ever used
 }
 
