@@ -59,10 +59,9 @@ var mayImport = map[string][]string{
 	"lookup":              {"pool"},
 	"transfer":            {"pool", "cudaipc", "transfer/pace"},
 	"transfer/pace":       {},
-	"agent": {"agent/lease", "agent/ready", "agent/registration", "agent/report", "agent/share",
-		"lookup", "transfer", "transfer/pace", "ipc", "ipc/socketdir", "ipc/peercred", "cudaipc", "pool", "connlimit"},
+	"agent": {"agent/lease", "agent/registration", "agent/report", "lookup", "transfer", "transfer/pace", "ipc",
+		"ipc/socketdir", "ipc/peercred", "cudaipc", "pool", "pagefault", "connlimit"},
 	"agent/report": {"cudaipc", "ipc", "pool", "transfer", "transfer/pace"},
-	"agent/share":  {},
 	"agent/guests": {"agent/admin", "agent/delivery", "agent/events", "agent/history", "agent/hints", "agent/raise",
 		"ipc", "lookup", "pool", "transfer"},
 	"agent/admin": {"agent/delivery", "agent/events", "agent/history", "agent/hints", "agent/page", "agent/report",
@@ -75,7 +74,6 @@ var mayImport = map[string][]string{
 	"agent/page":     {"third_party/uplot"},
 	"agent/peering": {"agent/admin", "agent/delivery", "agent/guests", "ipc", "pool", "pool/dram", "pool/mooncake",
 		"pool/peer", "pool/peer/allow", "settings"},
-	"agent/ready":        {"lookup", "pool", "pagefault"},
 	"agent/raise":        {"pool"},
 	"agent/registration": {"transfer", "ipc", "ipc/socketdir", "cudaipc"},
 	"agent/adminclient": {"agent/admin", "agent/delivery", "agent/hints", "agent/history", "agent/report", "cudaipc",
@@ -93,9 +91,9 @@ var mayImport = map[string][]string{
 // core are the packages that every request passes, and what they are made of. All others are
 // guests, which cmd/kvagent joins with it, or belong to a lab.
 var core = []string{
-	"agent", "agent/lease", "agent/ready", "agent/registration", "agent/report", "agent/share",
-	"lookup", "transfer", "transfer/pace", "ipc", "ipc/...", "cudaipc", "cudaipc/...", "pool", "pool/dram",
-	"pool/dram/...", "takeover", "settings", "backoff", "connlimit", "crc32c", "pagefault", "secret",
+	"agent", "agent/lease", "agent/registration", "agent/report", "lookup", "transfer", "transfer/pace", "ipc",
+	"ipc/...", "cudaipc", "cudaipc/...", "pool", "pool/dram", "pool/dram/...", "takeover", "settings",
+	"backoff", "connlimit", "crc32c", "pagefault", "secret",
 }
 
 // mayUseC lists the packages that may call C, each one library: foreign code lives in one package,

@@ -30,9 +30,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/kvagent/kvagent/agent/lease"
-	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/agent/report"
-	"github.com/kvagent/kvagent/agent/share"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
@@ -91,14 +89,14 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 	if _, err := rand.Read(a.boot[:]); err != nil {
 		return nil, fmt.Errorf("boot epoch: %w", err)
 	}
-	files, err := share.OpenFiles()
+	files, err := openFiles()
 	if err != nil {
 		return nil, fmt.Errorf("limit of open files: %w", err)
 	}
-	limits := share.Descriptors(files, a.cfg.Limits.Sessions)
-	if limits.Sessions < a.cfg.Limits.Sessions {
+	limits := shareOf(files, a.cfg.Limits.Sessions)
+	if limits.sessions < a.cfg.Limits.Sessions {
 		log.Warn("session limit lowered: the limit of open files is too low", zap.Uint64("files", files),
-			zap.Int("sessions", limits.Sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
+			zap.Int("sessions", limits.sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
 	}
 	a.assemble(limits)
 	return a, nil
@@ -113,21 +111,21 @@ func Rarely(log *zap.Logger) *zap.Logger {
 }
 
 // assemble makes the agent's parts and gives each its dependencies.
-func (a *Agent) assemble(limits share.Share) {
+func (a *Agent) assemble(limits share) {
 	a.registry = newRegistry(a.pool, &a.cfg.Limits, a.cfg.LeaseBytes)
 	a.workers = newWorkers(a)
-	a.sockets = newLookupSockets(limits.Peers, &answers{
+	a.sockets = newLookupSockets(limits.peers, &answers{
 		Agent: a, index: a.pool,
-		checker: ready.Checker{
-			Slots: a.pool, Arena: a.workers.arena, Sums: a.cfg.Integrity == transfer.Full, MaxBytes: ready.MaxBytes,
+		readiness: readiness{
+			slots: a.pool, arena: a.workers.arena, sums: a.cfg.Integrity == transfer.Full, maxBytes: maxReadyBytes,
 		},
 	})
 	a.memory = &memory{
-		device: a.device, maxPending: limits.Pending, log: a.log,
-		maxRegions: share.Regions(), maxBytes: maxMappedBytes,
+		device: a.device, maxPending: limits.pending, log: a.log,
+		maxRegions: mostRegions(), maxBytes: maxMappedBytes,
 	}
 	a.sessions = &sessions{
-		Agent: a, places: connlimit.ForUsers(limits.Sessions), last: firstSession(a.boot),
+		Agent: a, places: connlimit.ForUsers(limits.sessions), last: firstSession(a.boot),
 		open: make(map[uint64]*session),
 	}
 }

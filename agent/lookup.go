@@ -5,7 +5,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -168,10 +167,10 @@ func (k *lookupSock) checkReady(q *lookup.Query, rules *lookup.Space, st *seat, 
 	if reply.Lease == 0 {
 		return false
 	}
-	switch k.checker.Check(rules, &st.space.spec, q.Hashes, q.HBMTokens, reply.Tokens) {
-	case ready.Ready:
+	switch k.readiness.check(rules, &st.space.spec, q.Hashes, q.HBMTokens, reply.Tokens) {
+	case isReady:
 		return true
-	case ready.Dropped:
+	case wasDropped:
 		k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
 		*reply = ipc.LookupReply{Boot: reply.Boot, Late: reply.Late}
 		k.reserve(q, rules, st, reply)

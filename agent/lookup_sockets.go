@@ -7,7 +7,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
@@ -41,8 +40,8 @@ type lookupSockets struct {
 // answers is what all look-up sockets answer requests from.
 type answers struct {
 	*Agent
-	index   pool.Index // the pool
-	checker ready.Checker
+	index     pool.Index // the pool
+	readiness readiness
 }
 
 func newLookupSockets(peers int64, from *answers) *lookupSockets {

@@ -125,7 +125,7 @@ func TestReadyReadsABoundedAmount(t *testing.T) {
 		8 * testBlockBytes: ipc.LookupReady, 8*testBlockBytes - 1: ipc.LookupHit,
 	} {
 		k := *r.agent.sockets.answers
-		k.checker.MaxBytes = most
+		k.readiness.maxBytes = most
 		sock := &lookupSock{answers: &k}
 		if got := sock.handleNow(&q); got.Status != want || got.Tokens != 8*testBlockTokens || got.Lease == 0 {
 			t.Errorf("%d bytes of at most %d: %+v", 8*testBlockBytes, most, got)

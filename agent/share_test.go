@@ -1,4 +1,4 @@
-package share
+package agent
 
 import (
 	"os"
@@ -10,19 +10,19 @@ func TestShareOfDescriptors(t *testing.T) {
 	for _, c := range []struct {
 		files    uint64
 		sessions int
-		want     Share
+		want     share
 	}{
-		{1 << 20, 1024, Share{1024, maxPendingFDs, maxLookupPeers}},
-		{1<<64 - 1, 2048, Share{2048, maxPendingFDs, maxLookupPeers}}, // no limit
-		{1024, 1024, Share{140, 224, 112}},
-		{256, 1024, Share{20, 32, 16}},
-		{0, 1024, Share{1, 1, 1}},
+		{1 << 20, 1024, share{1024, maxPendingFDs, maxLookupPeers}},
+		{1<<64 - 1, 2048, share{2048, maxPendingFDs, maxLookupPeers}}, // no limit
+		{1024, 1024, share{140, 224, 112}},
+		{256, 1024, share{20, 32, 16}},
+		{0, 1024, share{1, 1, 1}},
 	} {
-		got := Descriptors(c.files, c.sessions)
+		got := shareOf(c.files, c.sessions)
 		if got != c.want {
 			t.Errorf("%d files: %+v, want %+v", c.files, got, c.want)
 		}
-		if need := int64(got.Sessions)*sessionDescriptors + got.Pending + got.Peers +
+		if need := int64(got.sessions)*sessionDescriptors + got.pending + got.peers +
 			ownDescriptors; c.files > ownDescriptors && uint64(need) > c.files {
 			t.Errorf("%d files: %+v may take %d", c.files, got, need)
 		}

@@ -1,6 +1,4 @@
-// Package share divides what the kernel allows this process, mappings and open files, among the
-// clients and the process itself.
-package share
+package agent
 
 import (
 	"os"
@@ -15,8 +13,9 @@ const (
 	usualMapCount   = 65530 // Linux's default
 )
 
-// Regions returns how many mappings the engines' memory may take: half, the rest is the process's.
-func Regions() int { return mapCount(os.ReadFile(maxMapCountFile)) / 2 }
+// mostRegions returns how many mappings the engines' memory may take: half. The rest is the
+// process's.
+func mostRegions() int { return mapCount(os.ReadFile(maxMapCountFile)) / 2 }
 
 func mapCount(text []byte, err error) int {
 	if n, bad := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && bad == nil && n > 0 {
@@ -34,24 +33,24 @@ const (
 	maxLookupPeers     = 1024
 )
 
-// Share bounds the descriptors that clients may make this process open.
-type Share struct {
-	Sessions int   // at once
-	Pending  int64 // descriptors of registrations that are not complete, all sessions together
-	Peers    int64 // connections to look-up sockets, all sockets together
+// share bounds the descriptors that clients may make this process open.
+type share struct {
+	sessions int   // at once
+	pending  int64 // descriptors of registrations that are not complete, all sessions together
+	peers    int64 // connections to look-up sockets, all sockets together
 }
 
-// Descriptors divides the descriptors: of those that the agent does not need itself, a quarter
+// shareOf divides the descriptors: of those that the agent does not need itself, a quarter
 // is for incomplete registrations, an eighth for connections to look-up sockets.
-func Descriptors(files uint64, sessions int) Share {
+func shareOf(files uint64, sessions int) share {
 	left := int64(min(files, 1<<30)) - ownDescriptors
 	pending, peers := max(min(left/4, maxPendingFDs), 1), max(min(left/8, maxLookupPeers), 1)
-	return Share{Sessions: int(max(min((left-pending-peers)/sessionDescriptors, int64(sessions)), 1)), Pending: pending,
-		Peers: peers}
+	return share{sessions: int(max(min((left-pending-peers)/sessionDescriptors, int64(sessions)), 1)), pending: pending,
+		peers: peers}
 }
 
-// OpenFiles returns this process's limit of open files.
-func OpenFiles() (uint64, error) {
+// openFiles returns this process's limit of open files.
+func openFiles() (uint64, error) {
 	var r unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r)
 	return r.Cur, err
