@@ -212,6 +212,10 @@ func TestMoverHangs(t *testing.T) {
 			t.Errorf("Close: %v, the mover is gone: %v", err, gone(pid))
 		}
 		m.expectLost(2, cudaipc.LostCall)
+		if m.mu.Lock(); len(m.lost[1]) > 0 { // its session may have another peer by now
+			t.Error("the loss of a peer was told that was being closed")
+		}
+		m.mu.Unlock()
 	})
 	t.Run("Poll", func(t *testing.T) {
 		t.Parallel()
