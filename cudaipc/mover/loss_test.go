@@ -217,6 +217,20 @@ func TestMoverHangs(t *testing.T) {
 		}
 		m.mu.Unlock()
 	})
+	t.Run("Open", func(t *testing.T) {
+		t.Parallel()
+		m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Start = hangsInOpen, 5*time.Second })
+		imported := make(chan error)
+		go func() { imported <- m.imported(1, m.imports(1)) }()
+		devicetest.Until(t, "a process is being started", func() bool { return m.mover.Movers()[0].PID > 0 })
+		begin := time.Now()
+		if err := m.mover.Close(); !errors.Is(err, cudaipc.ErrBusy) || time.Since(begin) > time.Second {
+			t.Errorf("Close during an import: %v after %v, want ErrBusy at once", err, time.Since(begin))
+		}
+		if err := <-imported; err == nil {
+			t.Error("a device that does not open has imported")
+		}
+	})
 	t.Run("Poll", func(t *testing.T) {
 		t.Parallel()
 		m := newFixture(t, func(o *mover.Options) {
