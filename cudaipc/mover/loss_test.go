@@ -212,6 +212,24 @@ func TestMoverHangs(t *testing.T) {
 			t.Errorf("Close: %v, the mover is gone: %v", err, gone(pid))
 		}
 		m.expectLost(2, cudaipc.LostCall)
+		if m.mu.Lock(); len(m.lost[1]) > 0 { // its session may have another peer by now
+			t.Error("the loss of a peer was told that was being closed")
+		}
+		m.mu.Unlock()
+	})
+	t.Run("Open", func(t *testing.T) {
+		t.Parallel()
+		m := newFixture(t, func(o *mover.Options) { o.Device, o.Limits.Start = hangsInOpen, 5*time.Second })
+		imported := make(chan error)
+		go func() { imported <- m.imported(1, m.imports(1)) }()
+		devicetest.Until(t, "a process is being started", func() bool { return m.mover.Movers()[0].PID > 0 })
+		begin := time.Now()
+		if err := m.mover.Close(); !errors.Is(err, cudaipc.ErrBusy) || time.Since(begin) > time.Second {
+			t.Errorf("Close during an import: %v after %v, want ErrBusy at once", err, time.Since(begin))
+		}
+		if err := <-imported; err == nil {
+			t.Error("a device that does not open has imported")
+		}
 	})
 	t.Run("Poll", func(t *testing.T) {
 		t.Parallel()

@@ -138,12 +138,12 @@ func New(o Options) (*Mover, error) {
 
 // Close ends the process in order: it closes its device and answers before it exits.
 func (m *Mover) Close() (err error) {
+	if err := m.peers.Close(); err != nil { // first: a node with all GPUs asks, and waits for none
+		return err
+	}
 	m.starters.Wait()
 	m.starting.Lock()
 	defer m.starting.Unlock()
-	if err := m.peers.Close(); err != nil {
-		return err
-	}
 	m.mu.Lock()
 	m.mu.closed = true
 	proc := m.mu.process

@@ -64,16 +64,16 @@ func (p *process) add(one *peer) error {
 	return nil
 }
 
-// Close closes a peer.
+// Close closes a peer. It is not told any more that its process was lost.
 func (p *peer) Close() error {
 	if err := p.Shut(false); err != nil {
 		return err
 	}
-	p.process.release(p.number)
 	m := p.process.m
 	m.mu.Lock()
 	delete(p.process.peers, p)
 	m.mu.Unlock()
+	p.process.release(p.number)
 	p.Unmap()
 	m.peers.Leave()
 	return nil

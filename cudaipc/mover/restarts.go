@@ -110,15 +110,20 @@ func (p *process) end() {
 	p.joined.Wait()
 	p.conn.close()
 	p.m.remove(p)
-	for _, one := range p.open() {
-		if one.Lose(p.err()); one.lost != nil && !p.quitting.Load() {
+	lost := p.open()
+	for _, one := range lost { // whoever sees the end of a copy finds its peer lost
+		one.Lose(p.err())
+	}
+	p.fail()
+	for _, one := range lost {
+		if one.lost != nil && !p.quitting.Load() {
 			one.lost(p.err())
 		}
 	}
 	close(p.ended)
 }
 
-// remove deletes a process and ends its copies and calls.
+// remove deletes a process: it gets no more peers, copies and calls.
 func (m *Mover) remove(proc *process) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -129,13 +134,19 @@ func (m *Mover) remove(proc *process) {
 	if !proc.quitting.Load() {
 		m.mu.history.loss(proc, &m.opts.Limits)
 	}
-	for _, f := range proc.flights {
-		f.Fail(proc.err())
+}
+
+// fail ends the copies and calls of a process that was removed.
+func (p *process) fail() {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	for _, f := range p.flights {
+		f.Fail(p.err())
 	}
-	for _, call := range proc.calls {
-		call.err = proc.err()
+	for _, call := range p.calls {
+		call.err = p.err()
 		close(call.done)
 	}
-	clear(proc.flights)
-	clear(proc.calls)
+	clear(p.flights)
+	clear(p.calls)
 }

@@ -20,11 +20,11 @@ const (
 	msgImport                 // agent: Import, with its descriptors; the proof's first
 	msgClose                  // agent: number of a peer, or allPeers
 	msgPoll                   // agent: pollHead
-	msgCopy                   // agent: copyHead, and its lists; the end has the same number
+	msgCopy                   // agent: no JSON, copyHead and its lists; the end has the same number
 	msgSum                    // agent: sumHead. Its end is msgDone
 	msgPing                   // agent
 	msgAnswer                 // mover: answer, to setup, import, close and poll
-	msgDone                   // mover: doneHead and the sums: the end of a copy
+	msgDone                   // mover: a deviceError or none, doneHead, its lists: the end of a copy
 	msgPong                   // mover
 	msgInfo                   // mover: CUDAInfo, from time to time, and when its device is lost
 )
@@ -79,7 +79,7 @@ func (m *message) read(v any) error {
 
 // plain are the values that lie in a message as they lie in memory.
 type plain interface {
-	cudaipc.Block | cudaipc.Run | uint32
+	cudaipc.Block | cudaipc.Run | uint32 | byte | bool | copyHead | doneHead
 }
 
 // bytesOf returns the memory of a list.
@@ -153,50 +153,69 @@ type sumHead struct {
 	*cudaipc.Sample
 }
 
+// copyHead precedes the lists that it counts; so does doneHead. JSON is slower than a small copy.
 type copyHead struct {
-	Peer         uint64
-	Dir          cudaipc.Direction
-	Sum          bool
-	Blocks, Runs int // how many are listed
+	peer         uint64
+	blocks, runs uint32
+	dir          cudaipc.Direction
+	sum          bool
 }
 
 func putCopy(b []byte, number, peer uint64, c *cudaipc.Copy) []byte {
-	head := copyHead{peer, c.Dir, c.Sum, len(c.Blocks), len(c.Runs)}
-	return pack(b, msgCopy, number, &head, bytesOf(c.Blocks), bytesOf(c.Runs))
+	head := []copyHead{{peer, uint32(len(c.Blocks)), uint32(len(c.Runs)), c.Dir, c.Sum}}
+	return pack(b, msgCopy, number, nil, bytesOf(head), bytesOf(c.Blocks), bytesOf(c.Runs))
 }
 
 // takeCopy reads a copy into c, whose slices are used again.
 func takeCopy(m *message, c *cudaipc.Copy) (peer uint64, err error) {
-	var head copyHead
-	if err = m.read(&head); err != nil {
+	head, err := takeList[copyHead](m, 1, nil)
+	if err != nil {
 		return 0, err
 	}
-	c.Dir, c.Sum = head.Dir, head.Sum
-	if c.Blocks, err = takeList(m, head.Blocks, c.Blocks); err == nil {
-		c.Runs, err = takeList(m, head.Runs, c.Runs)
+	c.Dir, c.Sum = head[0].dir, head[0].sum
+	if c.Blocks, err = takeList(m, int(head[0].blocks), c.Blocks); err == nil {
+		c.Runs, err = takeList(m, int(head[0].runs), c.Runs)
 	}
-	return head.Peer, err
+	return head[0].peer, err
 }
 
 type doneHead struct {
-	Err     *deviceError
-	Bad     []bool
-	Sums    int // how many are listed
-	SumTime time.Duration
+	sumTime   time.Duration
+	sums, bad uint32
 }
 
 func putDone(number uint64, d *cudaipc.Done) []byte {
-	head := doneHead{carried(d.Err), d.Bad, len(d.Sums), d.SumTime}
-	return pack(nil, msgDone, number, &head, bytesOf(d.Sums))
+	var failed any
+	if d.Err != nil {
+		failed = carried(d.Err)
+	}
+	head := []doneHead{{d.SumTime, uint32(len(d.Sums)), uint32(len(d.Bad))}}
+	return pack(nil, msgDone, number, failed, bytesOf(head), bytesOf(d.Sums), bytesOf(d.Bad))
 }
 
 func takeDone(m *message) (d cudaipc.Done, err error) {
-	var head doneHead
-	if err = m.read(&head); err != nil {
+	if len(m.head) > 0 {
+		failed := &deviceError{}
+		d.Err = failed
+		if err = m.read(failed); err != nil {
+			return d, err
+		}
+	}
+	head, err := takeList[doneHead](m, 1, nil)
+	if err != nil {
 		return d, err
 	}
-	d.Err, d.Bad, d.SumTime = arrived(head.Err), head.Bad, head.SumTime
-	d.Sums, err = takeList(m, head.Sums, d.Sums)
+	var bad []byte // a bool of other bytes than 0 and 1 would be undefined
+	d.SumTime = head[0].sumTime
+	if d.Sums, err = takeList(m, int(head[0].sums), d.Sums); err == nil {
+		bad, err = takeList(m, int(head[0].bad), bad)
+	}
+	if d.Err != nil {
+		d.Bad = []bool{}
+	}
+	for _, b := range bad {
+		d.Bad = append(d.Bad, b != 0)
+	}
 	return d, err
 }
 

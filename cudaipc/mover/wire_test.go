@@ -2,8 +2,10 @@ package mover
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -108,6 +110,45 @@ func TestMoverWireSeeds(t *testing.T) {
 	for i, seed := range wireSeeds() {
 		if again, err := reread(seed); err != nil || !bytes.Equal(again, seed) {
 			t.Errorf("%d: %v, %x, want %x", i, err, again, seed)
+		}
+	}
+}
+
+// TestMoverWireBounds expects that no message is read whose head is cut, or counts more than the
+// message has, and that every byte but 0 marks a block as bad.
+func TestMoverWireBounds(t *testing.T) {
+	refused := func(what string, msg []byte) {
+		if _, err := reread(msg); !errors.Is(err, errWire) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	good := cudaipc.Done{Sums: []uint32{1, 2}}
+	noCopy, noDone := putCopy(nil, 9, 7, &cudaipc.Copy{}), putDone(9, &cudaipc.Done{})
+	for _, whole := range [][]byte{noCopy, noDone, putDone(9, &good)} {
+		for n := range whole {
+			refused(fmt.Sprintf("message %d cut to %d of %d bytes", whole[0], n, len(whole)), whole[:n])
+		}
+	}
+	for at := fixedBytes + 8; at < fixedBytes+16; at += 4 { // the counts
+		for _, count := range []uint32{3, 1 << 20, 1<<32 - 1} {
+			for _, msg := range [][]byte{putCopy(nil, 9, 7, &cudaipc.Copy{}), putDone(9, &good)} {
+				binary.LittleEndian.PutUint32(msg[at:], count)
+				refused(fmt.Sprintf("message %d with %d at %d", msg[0], count, at), msg)
+			}
+		}
+	}
+	for _, bad := range [][]bool{{}, {true, false, true}} {
+		msg := putDone(9, &cudaipc.Done{Bad: bad, Err: cudaipc.ErrPeer})
+		if len(bad) > 0 {
+			msg[len(msg)-1] = 2
+		}
+		m, err := unpack(msg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := takeDone(&m)
+		if err != nil || d.Bad == nil || !slices.Equal(d.Bad, bad) || !errors.Is(d.Err, cudaipc.ErrPeer) {
+			t.Errorf("%v was read as %v, %v: %v", bad, d.Bad, d.Err, err)
 		}
 	}
 }

@@ -287,6 +287,36 @@ def test_a_request_that_restarts_after_a_reset_is_saved_from_its_first_block_on(
 
 
 @pytest.mark.stops
+def test_blocks_that_a_reset_releases_are_not_free_in_the_step_that_revokes(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM zeroes a step's new blocks before the workers are told of revocations."""
+    seen: list[set[int]] = []
+
+    def used() -> set[int]:
+        return {block.block_id for block in engine.pool.blocks if block.ref_cnt > 1}
+
+    monkeypatch.setattr(Pool, "reset_prefix_cache", lambda _: (seen.append(used()), True)[1])
+    engine = engines()
+    request = engine.request("a", "p", 4)
+    engine.matched(request)
+    saved = {block.block_id for block in engine.admit(request)[:4]}
+    agent.freeze()
+    engine.step((request, request.num_tokens))
+    for _ in range(2):
+        assert engine.pool.reset_prefix_cache()
+        assert used() == saved, "the next step would reuse blocks whose saves are not revoked"
+    assert seen == [set(), set()], "vLLM does not reset its cache while blocks are used"
+    assert engine.scheduler.blocks.saving == 0
+    engine.step()
+    assert [*engine.sync.words.revocations].count(1) == 1
+    assert used() == set()
+    agent.thaw()
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 0
+
+
+@pytest.mark.stops
 @pytest.mark.parametrize("hold_s", [0.1, 60.0])
 def test_a_frozen_agent_does_not_hold_blocks_for_good(
     engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, hold_s: float

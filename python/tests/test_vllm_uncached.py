@@ -124,6 +124,33 @@ def test_a_rank_that_is_refused_retires_the_engine_with_saves_in_flight(
     engine.scheduler = side  # which closes
 
 
+@pytest.mark.parametrize("fails", ["before the next step", "in it"])
+def test_saves_that_a_failed_side_revoked_are_revoked(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    engine = engines()
+    agent.freeze()
+    request = engine.request("a", "p", 4)
+    engine.admit(request)
+    engine.step((request, request.num_tokens))
+    engine.scheduler.finished(request, normally=True)
+    assert engine.pool.reset_prefix_cache()
+    side = engine.scheduler
+    if fails == "in it":
+        monkeypatch.setattr(side.agent, "tell", lambda _: pytest.fail("an error at the end of a plan"))
+        with pytest.raises(pytest.fail.Exception):
+            engine.step()
+    engine.scheduler = retired = RetiredScheduler(side)  # type: ignore[assignment]
+    engine.step()
+    assert any(engine.sync.words.revocations), "the agent would store blocks that are reused"
+    assert engine.pool.reset_prefix_cache()
+    assert {block.ref_cnt for block in engine.pool.blocks} == {1}
+    agent.thaw()
+    eventually(lambda: (engine.step(), not retired.pending())[1], "the report of the saves")
+    assert agent.status()["blocks_stored"] == 0
+    engine.scheduler = side  # which closes
+
+
 def test_an_engine_that_leaves_its_agent_does_not_report_it_gone(
     engines: Callable[..., SimulatedEngine], caplog: pytest.LogCaptureFixture
 ) -> None:

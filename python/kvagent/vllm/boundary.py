@@ -128,7 +128,9 @@ class RetiredScheduler:
             self._revokes = False
             with contextlib.suppress(Exception):
                 self._side.saves.drop()
-                plan.revokes = self._side.saves.revoke(awaited=True)  # what is free now might be reused in this step
+                self._side.saves.revoke(awaited=True)  # what is free now might be reused in this step
+                plan.revokes = self._side.saves.in_flight()  # the side may have failed after it revoked some
+                self._side.take_revokes()
         return plan
 
     def report(self, report: Report) -> None:

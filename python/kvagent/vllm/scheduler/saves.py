@@ -27,7 +27,7 @@ from kvagent.vllm.scheduler.requests import Phase
 from kvagent.wire import packed, section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
@@ -402,6 +402,14 @@ class Saves:
         """
         saves = [one for one in self._inflight.values() if awaited or not any(run.awaited for run in one.runs)]
         return self._revoke([one for one in saves if in_use or any(block.ref_cnt == 1 for block in one.blocks)])
+
+    def in_flight(self) -> list[int]:
+        """Return the jobs of all saves in flight."""
+        return [*self._inflight]
+
+    def blocks_of(self, jobs: Iterable[int]) -> list[Any]:
+        """Return the blocks of those of the jobs that are in flight."""
+        return [block for job in jobs if job in self._inflight for block in self._inflight[job].blocks]
 
     def revoke_overdue(self) -> list[int]:
         """Revoke the saves that have been in flight for too long."""

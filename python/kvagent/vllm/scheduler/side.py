@@ -70,6 +70,7 @@ class SchedulerSide:
         self._stale = StaleRequests(self.blocks, len(geometry.groups))
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
+        self._held: list[Any] = []  # blocks of these: the next step may not reuse them, as vLLM zeroes them first
         self._steps = 0
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
         self._moved_at = -1  # the step after which the generation last changed
@@ -143,7 +144,8 @@ class SchedulerSide:
             agent.proceed()  # with this plan the workers leave the last space too, in which all have to be at once
         if waiting:
             plan.loads, plan.cancels = self.loads.take()
-        plan.revokes, self._revokes = self._revokes, []
+        if self._revokes:
+            plan.revokes = self.take_revokes()
         agent.silent = plan.stopped = waiting and (self.waiting() or agent.awaited()) and agent.stopped(now)
         self.saves.begin(now)
         for guest in self.guests:
@@ -281,6 +283,13 @@ class SchedulerSide:
             self.loads.withdraw(tracked)
         return tracked
 
+    def take_revokes(self) -> list[int]:
+        """Return the saves that resets revoked between two steps. Their blocks are free then."""
+        held, self._held = self._held, []
+        self.blocks.pool.free_blocks(reversed(held))
+        revokes, self._revokes = self._revokes, []
+        return revokes
+
     def close(self) -> None:
         """Leave the agent. Its leases end with the session."""
         for guest in self.guests:
@@ -382,10 +391,12 @@ class SchedulerSide:
         self._was_reset = self.generations.counts_resets
         self._stale.mark_blocks()  # vLLM has preempted requests, and the reset may fail
         self.saves.drop()
-        self._revokes += self.saves.revoke(awaited=True)
+        self._revokes = self.take_revokes() + self.saves.revoke(awaited=True)
 
     def _after_reset(self, succeeded: bool) -> None:
         """Handle that vLLM has reset its prefix cache: its events say that all blocks are gone."""
+        self._held = self.saves.blocks_of(self._revokes)
+        self.blocks.pool.touch(self._held)
         if succeeded:
             self.saves.clear()
             self._tell(Reset.CACHE)
