@@ -146,7 +146,7 @@ func openTestDevice(t testing.TB, p arenaPool, c *rigConfig) cudaipc.Device {
 	if c.moved != nil {
 		o = *c.moved
 	}
-	o.Name, o.Device, o.ArenaFD, o.ArenaSize = "host", cudaipc.HostDevice, fd, p.Stats().Capacity
+	o.Name, o.Device, o.ArenaFD, o.ArenaSize, o.Node = "host", cudaipc.HostDevice, fd, p.Stats().Capacity, -1
 	o.Command, o.Env = devicetest.MoverCommand, devicetest.MoverEnv
 	mover, err := mover.New(o)
 	check(t, err)

@@ -16,8 +16,9 @@ type MoverState struct {
 	PID         int                   `json:"pid"` // 0: no process
 	Running     bool                  `json:"running" metric:"mover_running"`
 	UpSeconds   float64               `json:"up_seconds"`
-	Peers       int                   `json:"peers"`  // workers whose memory is open
-	Copies      int                   `json:"copies"` // in flight
+	Node        string                `json:"numa_node"` // how it is bound to it; empty: not asked for
+	Peers       int                   `json:"peers"`     // workers whose memory is open
+	Copies      int                   `json:"copies"`    // in flight
 	PingAgeMS   int64                 `json:"ping_age_ms"`
 	Starts      uint64                `json:"starts" metric:"mover_starts_total"`
 	Requests    uint64                `json:"requests"`

@@ -90,7 +90,7 @@ var tornDevices = map[string]func(fd int, size int64) (cudaipc.Device, error){
 	"host": openHost,
 	"host in a mover": func(fd int, size int64) (cudaipc.Device, error) {
 		return mover.New(mover.Options{
-			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size,
+			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, Node: -1,
 			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
 		})
 	},

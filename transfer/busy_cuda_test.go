@@ -45,7 +45,7 @@ func TestCUDACopyEngineIsBusy(t *testing.T) {
 		once := sync.OnceFunc(func() { close(pinned) })
 		staysBusy(t, func(fd int, size int64) (cudaipc.Device, error) {
 			return mover.New(mover.Options{
-				Name: "test", Device: cudaipc.CUDADevice, ArenaFD: fd, ArenaSize: size,
+				Name: "test", Device: cudaipc.CUDADevice, ArenaFD: fd, ArenaSize: size, Node: -1,
 				Command: devicetest.MoverCommand, Env: append([]string{name + "=" + knob}, devicetest.MoverEnv...),
 				Informed: func(i cudaipc.CUDAInfo) {
 					if i.PinDone {

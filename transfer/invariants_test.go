@@ -118,7 +118,7 @@ func TestLoadWaitsForTheStepInFlightBehindAMover(t *testing.T) {
 	loadWaits(t, newNodeOn(t, 64, func(fd int, size int64) (cudaipc.Device, error) {
 		return mover.New(mover.Options{
 			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size, AskEvents: true,
-			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
+			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
 		})
 	}))
 }

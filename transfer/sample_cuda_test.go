@@ -24,7 +24,7 @@ func TestCUDASampleCatchesWrongCopies(t *testing.T) {
 				error) {
 				return mover.New(mover.Options{
 					Name: "test", Device: cudaipc.CUDADevice, ArenaFD: fd, ArenaSize: size,
-					Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
+					Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
 				})
 			}})
 		})

@@ -45,7 +45,7 @@ var sampledDevices = map[string]openSampled{
 	"mover": {engine: hostEngine, device: func(fd int, size int64) (cudaipc.Device, error) {
 		m, err := mover.New(mover.Options{
 			Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: size,
-			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
+			Command: devicetest.MoverCommand, Env: devicetest.MoverEnv, Node: -1,
 		})
 		return devices.Open(devices.Options{Host: m}), err
 	}},

@@ -32,7 +32,7 @@ func moverCommand() *cobra.Command {
 func openDevice(s *serveSettings, arena []byte, arenaFD int, log *zap.Logger) (*node.Node, error) {
 	kind := s.device
 	base := mover.Options{
-		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: int64(len(arena)),
+		Name: "host", Device: cudaipc.HostDevice, ArenaFD: arenaFD, ArenaSize: int64(len(arena)), Node: -1,
 		Kill: moverKill,
 	}
 	if kind == settings.DeviceCUDA {

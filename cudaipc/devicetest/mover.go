@@ -51,7 +51,7 @@ func OpenMover(t T, arenaSize int64, change func(*mover.Options)) (*mover.Mover,
 	defer func() { _ = unix.Close(fd) }()
 	o := mover.Options{
 		Name: "test", Device: cudaipc.HostDevice, ArenaFD: fd, ArenaSize: arenaSize,
-		Command: MoverCommand, Env: MoverEnv,
+		Command: MoverCommand, Env: MoverEnv, Node: -1,
 	}
 	change(&o)
 	mover, err := mover.New(o)

@@ -47,6 +47,7 @@ func agentWithMover(device string) error {
 	}
 	m, err := mover.New(mover.Options{
 		Device: device, ArenaFD: arena, ArenaSize: 1 << 20, Command: devicetest.MoverCommand, Env: devicetest.MoverEnv,
+		Node: -1,
 	})
 	if err != nil {
 		return err

@@ -32,6 +32,7 @@ type Options struct {
 	AskEvents bool
 	Command   []string // of the process; nil: this binary, with the argument "mover"
 	Env       []string // besides this process's
+	Node      int      // NUMA node to bind the process to, its processors and its memory; below 0: none
 	Limits    Limits
 	// Kill replaces the kill of a process in tests, for one that does not end, also at this one's
 	// death; nil: SIGKILL.
@@ -39,9 +40,9 @@ type Options struct {
 	deathSignal unix.Signal // that a process gets at the death of this one
 }
 
-// ForGPU returns the options of the mover of one GPU.
+// ForGPU returns the options of the mover of one GPU: its name, and its NUMA node if known.
 func (o Options) ForGPU(gpu cudaipc.UUID) Options {
-	o.Name, o.Device, o.GPU = gpu.String(), cudaipc.CUDADevice, gpu
+	o.Name, o.Device, o.GPU, o.Node = gpu.String(), cudaipc.CUDADevice, gpu, node.NUMANode(gpu)
 	o.Env = append(slices.Clone(o.Env), node.GPUEnv(gpu)...)
 	return o
 }

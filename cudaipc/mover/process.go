@@ -39,6 +39,7 @@ type process struct {
 	info      atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
 	informing sync.Mutex                       // over a call of Informed
 	begun     time.Time
+	bound     string // NUMA binding, or why there is none
 
 	// Under Mover.mu.
 	over    bool               // its end is reported
@@ -159,9 +160,11 @@ func (m *Mover) newProcess() (*process, *os.File, error) {
 }
 
 // run owns the process. Its thread lives exactly as long as the process: the parent-death signal
-// comes at the death of the starting thread.
+// comes at the death of the starting thread, and the thread may be bound to a node, which the
+// process inherits.
 func (p *process) run(theirs *os.File, started chan<- error) {
 	runtime.LockOSThread()
+	p.bound = bindThread(p.m.opts.Node)
 	err := p.cmd.Start()
 	_ = theirs.Close() // the process has it
 	if err == nil {

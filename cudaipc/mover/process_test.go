@@ -277,6 +277,21 @@ func TestMostRuns(t *testing.T) {
 	}
 }
 
+// TestMoverIsBound expects a mover to be bound to its node and to report it, and with a node that
+// does not exist to report that and work.
+func TestMoverIsBound(t *testing.T) {
+	for node, want := range map[int]string{0: "node 0", 999: "node 999: not bound"} {
+		if _, err := os.Stat("/sys/devices/system/node/node0"); err != nil && node == 0 {
+			continue
+		}
+		m := newFixture(t, func(o *mover.Options) { o.Node = node })
+		m.works()
+		if got := m.mover.Movers()[0].Node; !strings.HasPrefix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // TestMoverIsToldTheStep expects the mover to learn the step, because its device asks an event only
 // once the step is reached.
 func TestMoverIsToldTheStep(t *testing.T) {

@@ -62,7 +62,7 @@ func (m *Mover) Movers() []cudaipc.MoverState {
 	}
 	s.Failing = m.mu.process == nil && h.row >= 2 && (h.opened > 0 || m.opts.GPU == (cudaipc.UUID{}))
 	if proc := m.mu.process; proc != nil && proc.cmd.Process != nil {
-		s.PID, s.Running = proc.cmd.Process.Pid, true
+		s.PID, s.Running, s.Node = proc.cmd.Process.Pid, true, proc.bound
 		s.UpSeconds = time.Since(proc.begun).Seconds()
 		s.Peers, s.Copies = len(proc.peers), len(proc.flights)
 		if info := proc.info.Load(); info != nil {

@@ -48,6 +48,20 @@ func isOf(text string, gpu cudaipc.UUID) bool {
 	return strings.Contains(text, strings.ToLower(gpu.String()))
 }
 
+// NUMANode returns the NUMA node of a GPU from the kernel's files, without a driver call; -1:
+// unknown (a MIG instance, one node only, no such GPU).
+func NUMANode(gpu cudaipc.UUID) int { return numaNode("/", gpu) }
+
+// numaNode implements NUMANode. Tests pass another root than /.
+func numaNode(root string, gpu cudaipc.UUID) int {
+	for file, text := range gpuTexts(root) {
+		if isOf(text, gpu) {
+			return nodeOf(root, file)
+		}
+	}
+	return -1
+}
+
 // nodeOf returns the NUMA node of the GPU of a text, or -1.
 func nodeOf(root, file string) int {
 	bus := strings.ToLower(filepath.Base(filepath.Dir(file)))

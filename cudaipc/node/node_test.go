@@ -134,6 +134,25 @@ func TestNodeForgetsGPUs(t *testing.T) {
 	}
 }
 
+func TestGPUNode(t *testing.T) {
+	root := t.TempDir()
+	gpu := cudaipc.UUID{0xab, 0xcd}
+	for path, text := range map[string]string{
+		"proc/driver/nvidia/gpus/0000:0A:00.0/information": "Model: X\n" +
+			"GPU UUID: \t GPU-ABCD0000-0000-0000-0000-000000000000\n",
+		"sys/bus/pci/devices/0000:0a:00.0/numa_node": "1\n",
+	} {
+		file := filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755),
+			os.WriteFile(file, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if node, other := numaNode(root, gpu), numaNode(root, cudaipc.UUID{1}); node != 1 || other != -1 {
+		t.Errorf("node %d and %d, want 1 and -1", node, other)
+	}
+}
+
 // TestGPUEnv expects a MIG instance to be named in the environment of its mover, and nothing else.
 func TestGPUEnv(t *testing.T) {
 	gpu, instance := cudaipc.UUID{0xab, 0xcd}, cudaipc.UUID{0x12, 0x34, 15: 0x56}
