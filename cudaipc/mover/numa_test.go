@@ -1,15 +1,23 @@
 package mover
 
-import "testing"
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
 
-func TestParseCPUs(t *testing.T) {
-	set, err := parseCPUs("0-2,5")
-	if err != nil || set.Count() != 4 || !set.IsSet(5) || set.IsSet(3) {
-		t.Errorf("%d processors (%v), want 0, 1, 2 and 5", set.Count(), err)
-	}
-	for _, bad := range []string{"", "x", "3-1", "1-"} {
-		if _, err := parseCPUs(bad); err == nil {
-			t.Errorf("processors %q: no error", bad)
+func TestProcessorsOfANode(t *testing.T) {
+	root := t.TempDir()
+	node := filepath.Join(root, "sys/devices/system/node/node3")
+	for _, name := range []string{"cpu0", "cpu12", "cpulist", "cpumap", "memory7"} {
+		if err := os.MkdirAll(filepath.Join(node, name), 0o700); err != nil {
+			t.Fatal(err)
 		}
+	}
+	if set := processorsOf(root, 3); set.Count() != 2 || !set.IsSet(0) || !set.IsSet(12) {
+		t.Errorf("%d processors, want 0 and 12", set.Count())
+	}
+	if set := processorsOf(root, 4); set.Count() != 0 {
+		t.Errorf("%d processors of no node", set.Count())
 	}
 }
