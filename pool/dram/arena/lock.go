@@ -1,6 +1,7 @@
 package arena
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -94,8 +95,8 @@ func lock(fd int, path string) (own int, err error) {
 	}
 	held := &HeldError{Path: path}
 	err = unix.FcntlFlock(uintptr(own), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
-	if err == nil {
-		held.Orphan = true
+	ended := err == nil
+	if ended {
 		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	}
 	if err == nil {
@@ -108,7 +109,8 @@ func lock(fd int, path string) (own int, err error) {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil {
 		if s, err := readSuper(fd, st.Size); err == nil {
-			held.Process = int(s.process.Load())
+			former := s.former.Load()
+			held.Process, held.Orphan = int(cmp.Or(former, s.process.Load())), ended && former == 0
 		}
 	}
 	return -1, held
