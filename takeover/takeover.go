@@ -44,10 +44,10 @@ func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *socketd
 // movers, which have the memory of its pool for up to 2 s. If a mover keeps the file whose agent
 // has ended, Pool abandons the file and opens a new one. abandoned says why; empty: it was not.
 func (t *Takeover) Pool(
-	ctx context.Context, path string, open func() (*dram.Pool, error),
+	ctx context.Context, path string, open func(abandon bool) (*dram.Pool, error),
 ) (p *dram.Pool, abandoned string, err error) {
 	try := func() error {
-		p, err = open()
+		p, err = open(false)
 		return err
 	}
 	var held *dram.HeldError
@@ -60,11 +60,8 @@ func (t *Takeover) Pool(
 	t.log.Error("the pool's file is abandoned: its agent has ended, and a mover that does not end holds it; the pool "+
 		"starts empty, in a new file", zap.String("path", path), zap.Error(err))
 	abandoned = err.Error()
-	// The file's memory is freed when its holder ends. Truncating it would kill one that copies.
-	if err := os.Remove(path); err != nil {
-		return nil, "", err
-	}
-	return p, abandoned, try()
+	p, err = open(true)
+	return p, abandoned, err
 }
 
 // until retries open as long as its error is one to wait for, until the time is over.

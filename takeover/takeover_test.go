@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -13,19 +14,25 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
-// A pool's file is abandoned only once its agent has ended, by a process that it left.
-func TestWhoseFileIsAbandoned(t *testing.T) {
+func poolFile(t *testing.T) (path string, open func(abandon bool) (*dram.Pool, error)) {
 	dir, err := os.MkdirTemp("/dev/shm", "kvagent-test-")
 	if err != nil {
 		t.Skipf("SKIPPED: no tmpfs on /dev/shm: %v", err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	path := filepath.Join(dir, "pool")
-	open := func() (*dram.Pool, error) { return dram.Open(dram.Options{Bytes: 1 << 20, Path: path}) }
+	path = filepath.Join(dir, "pool")
+	return path, func(abandon bool) (*dram.Pool, error) {
+		return dram.Open(dram.Options{Bytes: 1 << 20, Path: path, Abandon: abandon})
+	}
+}
+
+// A pool's file is abandoned only once its agent has ended, by a process that it left.
+func TestWhoseFileIsAbandoned(t *testing.T) {
+	path, open := poolFile(t)
 	take := func() (*dram.Pool, string, error) {
 		return New(50*time.Millisecond, zap.NewNop()).Pool(t.Context(), path, open)
 	}
-	first, err := open()
+	first, err := open(false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,5 +55,47 @@ func TestWhoseFileIsAbandoned(t *testing.T) {
 	}
 	if err := p.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Of several agents that wait for a file whose agent has ended, one has the new file, and the
+// others do not remove that.
+func TestOneOfSeveralAbandonsAFile(t *testing.T) {
+	path, open := poolFile(t)
+	first, err := open(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, fd := first.Arena()
+	shared, err := syscall.Dup(fd) // as a mover has it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(shared)
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	pools := make(chan *dram.Pool, 8)
+	var all sync.WaitGroup
+	for i := range cap(pools) {
+		all.Go(func() {
+			wait := 50*time.Millisecond + time.Duration(i)*3*time.Millisecond
+			p, _, err := New(wait, zap.NewNop()).Pool(t.Context(), path, open)
+			if err == nil {
+				pools <- p
+			} else if !errors.As(err, new(*dram.HeldError)) {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	close(pools)
+	if len(pools) != 1 {
+		t.Errorf("%d agents have a file at the same path", len(pools))
+	}
+	for p := range pools {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

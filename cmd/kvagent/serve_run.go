@@ -47,8 +47,8 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	defer func() { _ = join.HTTP.Admin.Close() }() // the agent has closed it if it ran
 	var pages sync.WaitGroup
 	defer pages.Wait() // after the pool is closed
-	p, abandoned, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) {
-		return openPool(s, join.History, log)
+	p, abandoned, err := take.Pool(ctx, s.dramPath, func(abandon bool) (*dram.Pool, error) {
+		return openPool(s, abandon, join.History, log)
 	})
 	if err != nil {
 		return serveError(err)
@@ -113,8 +113,9 @@ func serveError(err error) error {
 	return err
 }
 
-func openPool(s *serveSettings, h *history.History, log *zap.Logger) (*dram.Pool, error) {
+func openPool(s *serveSettings, abandon bool, h *history.History, log *zap.Logger) (*dram.Pool, error) {
 	o := dram.Options{Bytes: s.pool, Advisor: advisor.New(evict.Named(s.eviction), nil), Path: s.dramPath, Left: h.Left}
+	o.Abandon = abandon
 	rare := agent.Rarely(log)
 	o.BadPage = func(page dram.BadPage) {
 		rare.Error("a page of the pool cannot be read: it is not used any more", zap.Int64("offset", page.Off),

@@ -62,6 +62,8 @@ type Options struct {
 	// does not. An existing pool file is used again if its sizes are the same. HugePages is ignored
 	// then: the file system determines the pages.
 	Path string
+	// Abandon makes a new file in the place of one that a process has whose agent has ended.
+	Abandon bool
 	// BadPage is called for each page of the arena that is retired because it cannot be read,
 	// without any lock held. It may be nil.
 	BadPage func(BadPage)

@@ -55,19 +55,19 @@ func (p *Pool) Advise(s pool.SpaceID, group uint8, h pool.Hashes, a pool.Advice,
 	if p.advisor == nil {
 		return
 	}
-	var named advised
+	var named, chain advised // chain is from the end of the part before
 	var first pool.Ref
-	stored := false
-	p.each(s, group, &h, func(c *core, sp *space, i int, e uint32) {
-		if e != none && !stored {
-			first, stored = c.ref(e), true
-		}
+	p.each(s, group, &h, func(c *core, sp *space, i int, found []uint32) {
 		id := makeIdent(sp.realm, group, h.Len)
-		named.entries = append(named.entries, e)
-		named.prints = append(named.prints, c.seed.Hash(uint32(id), offheap.KeyOf(h.At(i))))
+		named.entries = append(named.entries, found...)
+		for j, e := range found {
+			if e != none && first == 0 {
+				first = c.ref(e)
+			}
+			named.prints = append(named.prints, c.seed.Hash(uint32(id), offheap.KeyOf(h.At(i+j))))
+		}
 	})
-	var chain advised // from the end of the part before
-	for more := stored && lasts == 0; more && len(chain.entries) < maxAdvised; {
+	for more := lasts == 0; more && len(chain.entries) < maxAdvised; {
 		first, more = p.before(first, &chain)
 	}
 	slices.Reverse(chain.entries)
@@ -146,9 +146,11 @@ func (p *Pool) dropDue(ref pool.Ref) (n int, next pool.Ref) {
 
 // eachVisible calls do for each of the hashes that is stored, with the bytes of one.
 func (p *Pool) eachVisible(s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core, e uint32, bytes int64)) {
-	p.each(s, group, h, func(c *core, sp *space, _ int, e uint32) {
-		if e != none {
-			do(c, e, sp.groups[group].bytes)
+	p.each(s, group, h, func(c *core, sp *space, _ int, found []uint32) {
+		for _, e := range found {
+			if e != none {
+				do(c, e, sp.groups[group].bytes)
+			}
 		}
 	})
 }

@@ -18,14 +18,12 @@ func (p *Pool) locked(do func(c *core)) (open bool) {
 // a closed pool do finds nothing.
 func (p *Pool) strides(n int, do func(c *core, from, to int)) {
 	for from := 0; from < n; from += lockStride {
-		p.stride(from, min(from+lockStride, n), do)
+		func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			do(p.core, from, min(from+lockStride, n))
+		}()
 	}
-}
-
-func (p *Pool) stride(from, to int, do func(c *core, from, to int)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	do(p.core, from, to)
 }
 
 // Prefix implements pool.Index.
@@ -123,21 +121,16 @@ func (c *core) relink(e, before uint32) {
 	}
 }
 
-// each calls do for each hash, with its visible entry or none, and holds the lock meanwhile. Where
-// the space is not known it calls nothing.
-func (p *Pool) each(s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core, sp *space, i int, e uint32)) {
+// each calls do for each group of hashes, from index i on, with their visible entries or none, and
+// holds the lock meanwhile. Where the space is not known it calls nothing.
+func (p *Pool) each(s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core, sp *space, i int, found []uint32)) {
 	p.strides(h.N, func(c *core, from, to int) {
 		id, sp, ok := c.identOf(s, group, h.Len)
-		if !ok {
-			return
-		}
 		c.probe.next = none
-		for i := from; i < to; i += groupLen {
-			n := min(groupLen, to-i)
-			c.look(id, h, i, n)
-			for j, e := range c.probe.entry[:n] {
-				do(c, sp, i+j, e)
-			}
+		for ; ok && from < to; from += groupLen {
+			n := min(groupLen, to-from)
+			c.look(id, h, from, n)
+			do(c, sp, from, c.probe.entry[:n])
 		}
 	})
 }
@@ -145,7 +138,11 @@ func (p *Pool) each(s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core
 // Exists implements pool.Index.
 func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
 	clear(present[:h.N])
-	p.each(s, group, &h, func(_ *core, _ *space, i int, e uint32) { present[i] = e != none })
+	p.each(s, group, &h, func(_ *core, _ *space, i int, found []uint32) {
+		for j, e := range found {
+			present[i+j] = e != none
+		}
+	})
 }
 
 // Unpin implements pool.Index.

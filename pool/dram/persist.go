@@ -131,7 +131,8 @@ var ErrNoMemory = arena.ErrNoMemory
 func openFile(o *Options) (*Pool, error) {
 	began := time.Now()
 	f, a, err := arena.OpenFile(&arena.FileOptions{
-		Path: o.Path, Bytes: o.Bytes, SlabBytes: o.SlabBytes, Seed: offheap.NewSeed(o.HashSeed), Now: o.Clock(),
+		Path: o.Path, Abandon: o.Abandon, Bytes: o.Bytes, SlabBytes: o.SlabBytes,
+		Seed: offheap.NewSeed(o.HashSeed), Now: o.Clock(),
 	})
 	if err != nil {
 		return nil, err

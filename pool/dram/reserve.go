@@ -239,19 +239,20 @@ func (p *Pool) Acquire(b *pool.Batch) {
 	for i := range b.Hashes.N {
 		b.Status[i], b.Slots[i] = pool.Invalid, pool.Slot{}
 	}
-	p.each(b.Space, b.Group, &b.Hashes, func(c *core, sp *space, i int, e uint32) {
-		if int(b.Shard) < sp.spec.Shards {
-			b.Status[i], b.Slots[i] = c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
+	p.each(b.Space, b.Group, &b.Hashes, func(c *core, sp *space, i int, found []uint32) {
+		for j, e := range found {
+			b.Status[i+j], b.Slots[i+j] = c.acquire(e, b.Shard, sp, sp.groups[b.Group].bytes)
 		}
 	})
 }
 
-func (c *core) acquire(e uint32, shard uint8, bytes int64) (pool.Status, pool.Slot) {
-	if e == none {
-		return pool.Missing, pool.Slot{}
-	}
+func (c *core) acquire(e uint32, shard uint8, sp *space, bytes int64) (pool.Status, pool.Slot) {
 	r := &c.recs.All[e]
 	switch {
+	case int(shard) >= sp.spec.Shards:
+		return pool.Invalid, pool.Slot{}
+	case e == none:
+		return pool.Missing, pool.Slot{}
 	case r.pins() == maxPins:
 		return pool.Busy, pool.Slot{}
 	case c.owner(r.head) != e: // the slot was given to another entry

@@ -42,6 +42,7 @@ type File struct {
 // FileOptions are the parameters of a pool's file.
 type FileOptions struct {
 	Path             string
+	Abandon          bool      // a new file takes the place of an orphan; see HeldError
 	Bytes, SlabBytes int64     // of the arena, and of a slab
 	Seed             [5]uint64 // of the hash table, for a new file
 	Now              time.Time
@@ -52,7 +53,7 @@ const tickLength = 100 * time.Millisecond
 
 // OpenFile opens the file of a pool, which it creates if necessary, and maps it.
 func OpenFile(o *FileOptions) (f *File, a *Arena, err error) {
-	fd, own, made, err := lockPath(o.Path)
+	fd, own, made, err := lockPath(o.Path, o.Abandon)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -110,6 +111,7 @@ func (f *File) mapMeta() (err error) {
 func (f *File) open() {
 	f.began = time.Unix(0, f.super.created)
 	f.seed = f.super.seed
+	f.super.former.Store(0) // an agent of that release takes another number for one that has ended
 	f.super.process.Store(uint64(os.Getpid()))
 }
 

@@ -1,6 +1,7 @@
 package arena
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -28,14 +29,14 @@ const lockTries = 16 // a process that releases a file may remove it
 
 // lockPath opens a pool's file and locks it. The file must be this user's and writable by no other,
 // since a writer controls what the engines compute with.
-func lockPath(path string) (fd, own int, made bool, err error) {
+func lockPath(path string, abandon bool) (fd, own int, made bool, err error) {
 	for range lockTries {
 		fd, made, err = openPath(path)
 		if err != nil {
 			return -1, -1, false, err
 		}
 		if err = checkOwner(fd, path); err == nil {
-			own, err = lock(fd, path)
+			own, err = lock(fd, path, abandon)
 		}
 		if err != nil {
 			_ = unix.Close(fd)
@@ -86,30 +87,35 @@ func checkOwner(fd int, path string) error {
 
 // lock locks a file twice. Each lock belongs to an open file. All processes that map the arena
 // share that of fd, so it ends with the last of them; that of own, which no other process has, ends
-// with the agent.
-func lock(fd int, path string) (own int, err error) {
+// with the agent. lock removes an orphan that is to be abandoned, while no other agent can take it:
+// its memory is freed when its holder ends. Truncating it would kill one that copies.
+func lock(fd int, path string, abandon bool) (own int, err error) {
 	own, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("dram: lock %s: %w", path, err)
 	}
 	held := &HeldError{Path: path}
 	err = unix.FcntlFlock(uintptr(own), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
-	if err == nil {
-		held.Orphan = true
+	ended := err == nil
+	if ended {
 		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	}
 	if err == nil {
 		return own, nil
 	}
-	_ = unix.Close(own)
+	defer unix.Close(own)
 	if !errors.Is(err, unix.EAGAIN) {
 		return -1, fmt.Errorf("dram: lock %s: %w", path, err)
 	}
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil {
 		if s, err := readSuper(fd, st.Size); err == nil {
-			held.Process = int(s.process.Load())
+			former := s.former.Load()
+			held.Process, held.Orphan = int(cmp.Or(former, s.process.Load())), ended && former == 0
 		}
+	}
+	if held.Orphan && abandon && samePath(fd, path) {
+		return -1, os.Remove(path)
 	}
 	return -1, held
 }
