@@ -111,7 +111,6 @@ func (f *File) mapMeta() (err error) {
 func (f *File) open() {
 	f.began = time.Unix(0, f.super.created)
 	f.seed = f.super.seed
-	f.super.former.Store(0) // an agent of that release takes another number for one that has ended
 	f.super.process.Store(uint64(os.Getpid()))
 }
 

@@ -1,7 +1,6 @@
 package arena
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -96,8 +95,8 @@ func lock(fd int, path string, abandon bool) (own int, err error) {
 	}
 	held := &HeldError{Path: path}
 	err = unix.FcntlFlock(uintptr(own), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
-	ended := err == nil
-	if ended {
+	if err == nil {
+		held.Orphan = true
 		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	}
 	if err == nil {
@@ -110,8 +109,7 @@ func lock(fd int, path string, abandon bool) (own int, err error) {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil {
 		if s, err := readSuper(fd, st.Size); err == nil {
-			former := s.former.Load()
-			held.Process, held.Orphan = int(cmp.Or(former, s.process.Load())), ended && former == 0
+			held.Process = int(s.process.Load())
 		}
 	}
 	if held.Orphan && abandon && samePath(fd, path) {

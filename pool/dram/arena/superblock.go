@@ -20,8 +20,8 @@ type superblock struct {
 	check uint32 // CRC-32C of the head
 	_     uint32
 
-	former  atomic.Uint64 // process that has it, of a release without a lock of the agent; 0: none
 	process atomic.Uint64 // that had it last
+	_       uint64
 	spaces  atomic.Uint64 // records of spaces that were ever used
 }
 
