@@ -206,15 +206,18 @@ func (s *session) rules() *lookup.Space {
 }
 
 // answer queues the answer to a request of the peer, which was served with it: the peer may rely on
-// that as soon as it has the answer. It waits while answers take half of the outbox. Only the
+// that as soon as it has the answer. It waits while the outbox is more than half full. Only the
 // reader calls it.
 func (s *session) answer(m any) {
 	s.conn.Served()
-	select {
-	case s.out.answers <- struct{}{}:
-		s.notify(answer{m})
-	case <-s.ending:
+	for len(s.out.waiting) >= cap(s.out.waiting)/2 {
+		select {
+		case <-s.out.room:
+		case <-s.ending:
+			return
+		}
 	}
+	s.notify(m)
 }
 
 // notify queues an unsolicited message. A peer whose outbox is full counts as dead.
@@ -246,17 +249,11 @@ func (s *session) write() {
 				return
 			}
 		}
-		one, answers := m.(answer)
-		if answers {
-			m = one.message
-		}
 		if err := s.conn.Send(m); err != nil {
 			s.lost(err)
 			return
 		}
-		if answers {
-			<-s.out.answers
-		}
+		signal(s.out.room)
 	}
 }
 
@@ -303,19 +300,17 @@ func (s *session) reset(m *ipc.Reset) {
 }
 
 // outbox is the bounded queue of messages to one session. Completions and notices never wait; an
-// overflow means that the peer does not read. Answers to the peer's own requests take at most half
-// of it, which slows down a peer that asks faster than it reads, and leaves room for completions.
+// overflow means that the peer does not read. Answers to the peer's own requests wait while it is
+// more than half full, which slows down a peer that asks faster than it reads, and leaves room for
+// completions.
 type outbox struct {
 	waiting chan any
-	answers chan struct{} // has one for each answer that is not written
+	room    chan struct{} // cap 1: a message was written
 	closed  chan struct{} // once no further message is written
 }
 
-// answer is an answer among the messages of an outbox.
-type answer struct{ message any }
-
 func newOutbox(limit int) *outbox {
-	return &outbox{make(chan any, limit), make(chan struct{}, limit/2), make(chan struct{})}
+	return &outbox{make(chan any, limit), make(chan struct{}, 1), make(chan struct{})}
 }
 
 // push adds a message without waiting. It returns false if the queue is full.

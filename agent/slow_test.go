@@ -2,13 +2,16 @@ package agent
 
 import (
 	"net"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // A peer that asks and does not read slows itself down, is then disconnected, and costs the others
@@ -45,6 +48,50 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	if got := stays.load(1, 0, chain(1, 4), 9); !all(got, blockOK) {
 		t.Errorf("load beside it: %v", got)
 	}
+}
+
+// A peer that asks for much and reads late gets all answers and completions, in whatever mixture:
+// its questions wait meanwhile.
+func TestPeerThatReadsLate(t *testing.T) {
+	r := newRig(t)
+	c := r.dial()
+	c.registered(c.registerWorker(register("late")))
+	const rounds = 8000
+	var sent atomic.Int64
+	asked := make(chan error, 1)
+	go func() {
+		var err error
+		for i := uint64(1); i <= 2*rounds && err == nil; i += 2 {
+			for job := i; job < i+2 && err == nil; job++ {
+				err = c.conn.Send(&ipc.Save{Job: job, Event: ipc.None, Revoke: ipc.None,
+					Sections: []ipc.Section{section(chain(1, 1), 0)}})
+			}
+			if err == nil {
+				err = c.conn.Send(&ipc.Ping{Req: 9})
+			}
+			sent.Add(1)
+		}
+		asked <- err
+	}()
+	before, stable := int64(0), 0
+	pooltest.Until(t, "no more is taken", func() bool {
+		now := sent.Load()
+		if stable++; now != before {
+			before, stable = now, 0
+		}
+		return stable == 100
+	})
+	for n := range 3 * rounds {
+		select {
+		case _, more := <-c.messages:
+			if !more {
+				t.Fatalf("the session ended after %d answers and completions: %v", n, c.last)
+			}
+		case <-time.After(patience):
+			t.Fatalf("no more came after %d answers and completions", n)
+		}
+	}
+	check(t, <-asked)
 }
 
 // One byte of a stored block is another than was stored, and only integrity full sees it.

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
@@ -172,4 +174,7 @@ func TestPartsMustComeInTime(t *testing.T) {
 		t.Fatalf("ERROR %+v", said)
 	}
 	r.waitFor("its place is free", func(s admin.Status) bool { return s.Engines == 0 && s.Sessions == 0 })
+	if ends := r.logs.FilterMessage("session ended").FilterField(zap.Bool("registered", false)).Len(); ends != 1 {
+		t.Error("the session's end counts as that of a registered one")
+	}
 }

@@ -21,7 +21,8 @@ const flushLimit = 200 * time.Millisecond
 func (s *session) teardown(written <-chan struct{}) {
 	s.mu.Lock() // once the reader has finished its message
 	s.mu.ended = true
-	registered := s.leaveLocked() != nil
+	registered := s.seat.Load() != nil
+	s.leaveLocked()
 	s.mu.Unlock()
 	if s.end.code != 0 {
 		s.out.push(&ipc.Error{Code: s.end.code, Text: s.end.detail.Error()})
