@@ -296,7 +296,11 @@ def test_blocks_that_a_reset_releases_are_not_free_in_the_step_that_revokes(
     def used() -> set[int]:
         return {block.block_id for block in engine.pool.blocks if block.ref_cnt > 1}
 
-    monkeypatch.setattr(Pool, "reset_prefix_cache", lambda _: (seen.append(used()), True)[1])
+    def reset(_: Pool) -> bool:
+        seen.append(used())
+        return True
+
+    monkeypatch.setattr(Pool, "reset_prefix_cache", reset)
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
