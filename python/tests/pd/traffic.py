@@ -57,7 +57,7 @@ def compare(proxy: Proxy, decode: Sequence[Engine], some: list[list[int]], at_on
 def left(agent: AgentProcess) -> dict[str, int]:
     """Return what the agent still holds for engines."""
     status = agent.status()
-    held = {name: status["transfers"][name] for name in ("open", "complete", "waiting", "fetching")}
+    held = {name: status["transfers"][name] for name in ("open", "complete", "fetching")}
     return {name: count for name, count in {**held, "leases": status["leases"]}.items() if count}
 
 
