@@ -73,8 +73,8 @@ func (m *Mover) Movers() []cudaipc.MoverState {
 	return []cudaipc.MoverState{s}
 }
 
-// A mover's end: supervise.go notices it or demands it, this file kills, reaps and reports it,
-// restarts.go decides when the next mover starts, and the agent ends the sessions of its peers.
+// A mover's end: supervise.go notices it or demands it, process.go reaps it, this file kills and
+// reports it, and decides when the next mover starts, and the agent ends the sessions of its peers.
 
 // lose kills the process; only the first reason counts. run does the rest once it is reaped.
 func (p *process) lose(reason cudaipc.LossReason, cause error) {

@@ -62,7 +62,7 @@ func (c *core) persistParent(e, parent uint32) {
 	c.file.Touch(func() { c.header(c.recs.All[e].head).Parent.Store(w) })
 }
 
-// tick sets the clock that persistShard and persistUse write.
+// tick sets the clock that persistShard and Unpin write.
 func (c *core) tick() {
 	if f := c.file; f != nil {
 		f.SetTime(c.now())
