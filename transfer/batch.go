@@ -5,8 +5,8 @@ import (
 	"github.com/kvagent/kvagent/transfer/pace"
 )
 
-// part is one shard of the blocks from to to-1 of one section that are in the current batch.
-type part struct {
+// span is one shard of the blocks from to to-1 of one section that are in the current batch.
+type span struct {
 	section  *Section
 	held     int // index of the shard
 	from, to int
@@ -66,7 +66,7 @@ func (th *thread) finishOldest(t *task, ops batchOps, before pool.Status) pool.S
 // whole waits for the engine and then does a job in batches of whole blocks, whose slots begin
 // takes.
 func (th *thread) whole(
-	t *task, begin func(*task, *flight, []part) pool.Status,
+	t *task, begin func(*task, *flight, []span) pool.Status,
 	finish func(*task, *flight, pool.Status) pool.Status,
 ) {
 	var c cursor
@@ -87,10 +87,10 @@ func (th *thread) whole(
 // layout. A device takes cudaipc.MaxCopyRuns.
 const maxBatchRuns = 1 << 17
 
-// take returns the parts of the next batch: at least one block with all shards held, and else at
+// take returns the spans of the next batch: at least one block with all shards held, and else at
 // most Limits.BatchBytes and maxBatchRuns.
-func (th *thread) take(t *task, c *cursor) []part {
-	th.parts = th.parts[:0]
+func (th *thread) take(t *task, c *cursor) []span {
+	th.spans = th.spans[:0]
 	room, runs := th.w.cfg.Limits.BatchBytes, maxBatchRuns
 	if th.urgency(t) != pace.Urgent {
 		room = th.w.cfg.Pacer.Batch(room)
@@ -104,22 +104,22 @@ func (th *thread) take(t *task, c *cursor) []part {
 		}
 		bytes, each := th.w.bytes[s.Group], th.w.runs[s.Group]
 		n := min(left, int(room/bytes), runs/each)
-		if n <= 0 && len(th.parts) > 0 { // negative: the first block was larger than a batch
+		if n <= 0 && len(th.spans) > 0 { // negative: the first block was larger than a batch
 			break
 		}
 		n = max(n, 1)
 		for h := range th.w.held {
-			th.parts = append(th.parts, part{s, h, c.block, c.block + n, t.index(h, c.number)})
+			th.spans = append(th.spans, span{s, h, c.block, c.block + n, t.index(h, c.number)})
 		}
 		c.block, c.number = c.block+n, c.number+n
 		room -= int64(n) * bytes
 		runs -= n * each
 	}
-	return th.parts
+	return th.spans
 }
 
-// batch returns the pool's batch of a part. Its status is a slice of task.shards.
-func (th *thread) batch(t *task, p *part) pool.Batch {
+// batch returns the pool's batch of a span. Its status is a slice of task.shards.
+func (th *thread) batch(t *task, p *span) pool.Batch {
 	n := p.to - p.from
 	if cap(th.slots) < n {
 		th.slots = make([]pool.Slot, n)

@@ -35,7 +35,7 @@ type flight struct {
 
 // launch begins the next batch of a job. A batch without blocks to copy ends at once.
 func (th *thread) launch(
-	t *task, c *cursor, lane *ticket, begin func(*task, *flight, []part) pool.Status,
+	t *task, c *cursor, lane *ticket, begin func(*task, *flight, []span) pool.Status,
 ) pool.Status {
 	f := th.spare()
 	f.lane = lane
@@ -81,7 +81,7 @@ func (th *thread) recycle(f *flight) {
 
 // add adds the blocks for which the pool gave slots, and unless they are of a staged load their
 // runs to the copy. It reports whether these are all blocks.
-func (th *thread) add(f *flight, p *part, b *pool.Batch, isStaged bool) (all bool) {
+func (th *thread) add(f *flight, p *span, b *pool.Batch, isStaged bool) (all bool) {
 	held := &th.w.held[p.held]
 	plan := &held.plans[p.section.Group]
 	key := pool.Key{Space: th.w.cfg.Spec.Fingerprint, Group: p.section.Group, Shard: held.shard}

@@ -17,19 +17,19 @@ func (th *thread) load(t *task) {
 }
 
 // beginLoad pins the batch's blocks.
-func (th *thread) beginLoad(t *task, f *flight, parts []part) pool.Status {
+func (th *thread) beginLoad(t *task, f *flight, spans []span) pool.Status {
 	th.enter(Reserving)
-	for i := range parts {
-		b := th.batch(t, &parts[i])
+	for i := range spans {
+		b := th.batch(t, &spans[i])
 		th.w.cfg.Slots.Acquire(&b)
-		th.add(f, &parts[i], &b, false)
+		th.add(f, &spans[i], &b, false)
 	}
 	// The epoch is read while the blocks are pinned: blocks that were pinned before or in the job's
 	// epoch belong to that epoch.
 	if th.stale(t) {
 		f.all(pool.Stale)
 		th.release(t, f)
-		t.setFrom(parts[0].first, pool.Stale)
+		t.setFrom(spans[0].first, pool.Stale)
 		return pool.Stale
 	}
 	return pool.OK

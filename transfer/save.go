@@ -16,11 +16,11 @@ func (th *thread) save(t *task) {
 	th.whole(t, th.beginSave, th.finishSave)
 }
 
-// beginSave reserves slots for the batch, of each part up to the first block without room.
-func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
+// beginSave reserves slots for the batch, of each span up to the first block without room.
+func (th *thread) beginSave(t *task, f *flight, spans []span) pool.Status {
 	th.enter(Reserving)
-	for i, p := range parts {
-		end := p.from + t.room(&p, &parts[i-p.held])
+	for i, p := range spans {
+		end := p.from + t.room(&p, &spans[i-p.held])
 		t.set(p.first+end-p.from, p.to-end, pool.Busy)
 		if p.to = end; p.from == end {
 			continue
@@ -53,10 +53,10 @@ func (th *thread) finishSave(t *task, f *flight, before pool.Status) pool.Status
 	return verdict
 }
 
-// room returns the number of a part's blocks to look for room for. Only the first shard's part
+// room returns the number of a span's blocks to look for room for. Only the first shard's span
 // looks beyond a block without room: the others would repeat the search of the whole pool, and
 // could store blocks that lack the first shard.
-func (t *task) room(p, first *part) int {
+func (t *task) room(p, first *span) int {
 	n := p.to - p.from
 	// Blocks after one without room could not be found, and room for them would be made by evicting
 	// the chain's own beginning.

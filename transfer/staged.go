@@ -68,7 +68,7 @@ func (th *thread) pinAll(t *task, l *staged) pool.Status {
 	for i := range t.job.Sections {
 		s := &t.job.Sections[i]
 		for h := range th.w.held {
-			p := part{s, h, 0, len(s.Blocks), t.index(h, number)}
+			p := span{s, h, 0, len(s.Blocks), t.index(h, number)}
 			b := th.batch(t, &p)
 			th.w.cfg.Slots.Acquire(&b)
 			if !th.add(l.flight, &p, &b, true) {

@@ -40,7 +40,7 @@ type thread struct {
 	since  time.Time // of the phase
 
 	// The thread's own: reused from batch to batch.
-	parts  []part
+	spans  []span
 	slots  []pool.Slot
 	begun  []*flight // batches in flight, oldest first
 	spares []*flight // for reuse

@@ -116,15 +116,15 @@ func (c *core) find(id ident, b []byte) uint32 {
 
 func (c *core) findWords(id ident, k *offheap.Key) uint32 {
 	h := c.seed.Hash(uint32(id), *k)
-	cells, home := c.table.Side(h)
-	return c.match(cells, home, offheap.TagOf(h, home), id, k)
+	buckets, home := c.table.Side(h)
+	return c.match(buckets, home, offheap.TagOf(h, home), id, k)
 }
 
-// match searches from cell i on for the entry with this key.
-func (c *core) match(cells *offheap.Cells, i int, tag uint32, id ident, k *offheap.Key) uint32 {
+// match searches from bucket i on for the entry with this key.
+func (c *core) match(buckets *offheap.Buckets, i int, tag uint32, id ident, k *offheap.Key) uint32 {
 	for {
 		var e uint32
-		if e, i = cells.Candidate(i, tag); e == none {
+		if e, i = buckets.Candidate(i, tag); e == none {
 			return none
 		}
 		if r := &c.recs.All[e]; r.ident == id && r.hash == *k {
@@ -142,14 +142,14 @@ func (c *core) held(e uint32) bool {
 // deref returns the entry of a ref that is held by a pin or a reservation.
 func (c *core) deref(ref pool.Ref) (e uint32, ok bool) {
 	e = uint32(ref)
-	if e == none || e >= c.high || c.states.All[e].generation != uint32(ref>>32) || !c.recs.All[e].is(flagLive) {
+	if e == none || e >= c.high || c.states.All[e].serial != uint32(ref>>32) || !c.recs.All[e].is(flagLive) {
 		return none, false
 	}
 	return e, true
 }
 
 func (c *core) ref(e uint32) pool.Ref {
-	return pool.Ref(uint64(c.states.All[e].generation)<<32 | uint64(e))
+	return pool.Ref(uint64(c.states.All[e].serial)<<32 | uint64(e))
 }
 
 // lookupRef returns the entry of a ref that need not be held, or none if it was dropped.
@@ -174,7 +174,7 @@ type record struct {
 
 // recordState is the part of a header that only reservations and references need.
 type recordState struct {
-	generation       uint32 // of the record; part of its refs; never 0 in use
+	serial           uint32 // of the record; part of its refs; never 0 in use
 	present, writing uint16 // shards
 }
 
@@ -193,7 +193,7 @@ func (i ident) hashLen() uint8 { return uint8(i)&31 + 1 }
 
 const (
 	none   = 0
-	upward = 1 << 31 // in record.prev: a parent, not a sibling; in cell.link: an entry, not a slot
+	upward = 1 << 31 // in record.prev: a parent, not a sibling; in slotShard.link: an entry, not a slot
 
 	pinShift = 13
 	onePin   = 1 << pinShift

@@ -3,13 +3,13 @@
 // is evicted first (or the one that a policy chooses), a suffix before its prefix, and never an
 // entry that is pinned or partly written.
 //
-//	hash table        headers                  slots            arena
-//	8 bytes a cell    64 + 8 bytes an entry    8 bytes each     slab | slab | slab ...
-//	entry, tag ─────▶ key, order of eviction,
-//	                  parent and children,
-//	                  shard 0 ───────────────▶ shard 1 ─┐       place in the slab
-//	                     ▲                     ...    ◀─┘       follows from the
-//	                     └──────────────────── last shard       slot's number
+//	hash table          headers                  slots            arena
+//	8 bytes a bucket    64 + 8 bytes an entry    8 bytes each     slab | slab | slab ...
+//	entry, tag ───────▶ key, order of eviction,
+//	                    parent and children,
+//	                    shard 0 ───────────────▶ shard 1 ─┐       place in the slab
+//	                       ▲                     ...    ◀─┘       follows from the
+//	                       └──────────────────── last shard       slot's number
 //
 // All of it but the arena is private memory off the Go heap, guarded by one lock that is held for
 // at most a few hundred keys at a time, or for those of a slab that is taken.

@@ -29,7 +29,7 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	}
 	r := &c.recs.All[e]
 	r.hash, r.ident, r.hold, r.head = k, id, flagLive, head
-	_, last := c.shardCell(head, len(classes)-1)
+	_, last := c.shardSlot(head, len(classes)-1)
 	last.link = e | upward
 	c.persistParent(e, none)
 	c.realms[id.realm()].entries++
@@ -49,7 +49,7 @@ func (c *core) takeAll(classes []int32) (head uint32, ok bool) {
 			c.giveAll(link)
 			return 0, false
 		}
-		*c.slabs.at(slot) = cell{link: link}
+		*c.slabs.at(slot) = slotShard{link: link}
 		head, link = slot, slot
 	}
 	return head, true
@@ -64,7 +64,7 @@ func (c *core) giveAll(slot uint32) {
 	}
 }
 
-func (c *core) shardCell(head uint32, shard int) (uint32, *cell) {
+func (c *core) shardSlot(head uint32, shard int) (uint32, *slotShard) {
 	at := c.slabs.at(head)
 	for range shard {
 		head = at.link
@@ -93,8 +93,8 @@ func (c *core) newRecord() uint32 {
 		c.states.Use(int(c.high))
 	}
 	c.recs.All[e] = record{}
-	generation := max((c.states.All[e].generation+1)&^upward, 1) // the highest bit of a ref stays clear
-	c.states.All[e] = recordState{generation: generation}
+	serial := max((c.states.All[e].serial+1)&^upward, 1) // the highest bit of a ref stays clear
+	c.states.All[e] = recordState{serial: serial}
 	return e
 }
 

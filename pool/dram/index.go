@@ -220,7 +220,7 @@ func (l *list) remove(recs []record, e uint32) {
 // cursor is the position in the recent list of the last entry of a chain. The next one is inserted
 // just below it, so a suffix is always older than its prefix. It stays valid while the lock is
 // released.
-type cursor struct{ entry, generation uint32 }
+type cursor struct{ entry, serial uint32 }
 
 // touch makes e the most recent but for the chain before it, and moves the cursor to it.
 func (c *core) touch(e uint32, at *cursor) {
@@ -236,18 +236,18 @@ func (c *core) touch(e uint32, at *cursor) {
 		c.owners.use(e, above)
 	}
 	if above == e || (above != none && recs[above].older == e) {
-		at.entry, at.generation = e, c.states.All[e].generation
+		at.entry, at.serial = e, c.states.All[e].serial
 		return
 	}
 	c.recent.remove(recs, e)
 	c.place(e, above)
-	at.entry, at.generation = e, c.states.All[e].generation
+	at.entry, at.serial = e, c.states.All[e].serial
 }
 
 // enter inserts an entry that just became visible into the recent list.
 func (c *core) enter(e uint32, at *cursor) {
 	c.place(e, c.above(at))
-	at.entry, at.generation = e, c.states.All[e].generation
+	at.entry, at.serial = e, c.states.All[e].serial
 }
 
 func (c *core) place(e, above uint32) {
@@ -260,7 +260,7 @@ func (c *core) place(e, above uint32) {
 
 // above returns the entry of the cursor, if it is still in the list.
 func (c *core) above(at *cursor) uint32 {
-	if at.entry == none || c.states.All[at.entry].generation != at.generation || !c.recs.All[at.entry].is(flagRecent) {
+	if at.entry == none || c.states.All[at.entry].serial != at.serial || !c.recs.All[at.entry].is(flagRecent) {
 		return none
 	}
 	return at.entry

@@ -32,7 +32,7 @@ func (c *core) persistShard(e, slot uint32, shard uint8, sum uint32) {
 		h := c.header(slot)
 		h.Block = arena.Block{
 			Hash: r.hash.Words(), HashLen: uint32(r.ident.hashLen()), Space: uint16(sp.record),
-			Group: r.ident.group(), Shard: shard, Generation: sp.generation, Sum: sum,
+			Group: r.ident.group(), Shard: shard, Turn: sp.turn, Sum: sum,
 		}
 		h.Used.Store(c.file.Tick)
 		h.Check.Store(h.SumOf(slot))
@@ -69,10 +69,10 @@ func (c *core) tick() {
 	}
 }
 
-// advanceGeneration starts a new generation of a space in the file: nothing older is restored.
-func (c *core) advanceGeneration(sp *space) {
+// nextTurn starts a new turn of a space in the file: nothing older is restored.
+func (c *core) nextTurn(sp *space) {
 	if f := c.file; f != nil && sp.record != noRecord {
-		if !f.Touch(func() { sp.generation = f.SpaceAt(sp.record).Turn() }) {
+		if !f.Touch(func() { sp.turn = f.SpaceAt(sp.record).NextTurn() }) {
 			sp.record = noRecord // its record is lost, with everything stored under it
 		}
 	}
@@ -101,7 +101,7 @@ func (c *core) persistSpace(sp *space) {
 	}
 	if f.Touch(func() {
 		r := f.SpaceAt(n)
-		sp.generation = r.Turn()
+		sp.turn = r.NextTurn()
 		r.Write(b)
 	}) {
 		sp.record = n

@@ -7,8 +7,8 @@ import (
 
 // A chain is looked up in groups. Blocks that were stored together mostly have consecutive records,
 // so after a hit the next record is tried first: this needs no table and the processor prefetches
-// it. The others are searched in passes: all cells of the group are loaded, then all records, then
-// they are compared. Loads within a pass are independent, so their cache misses overlap.
+// it. The others are searched in passes: all buckets of the group are loaded, then all records,
+// then they are compared. Loads within a pass are independent, so their cache misses overlap.
 const (
 	groupLen   = 32  // hashes of a group
 	lockStride = 256 // hashes looked up before the lock is released
@@ -21,10 +21,10 @@ type probe struct {
 	next  uint32 // record to try for the next hash; none at the start of a walk, which ends with the lock
 
 	// These are set for hashes that were searched.
-	hash [groupLen]uint64
-	home [groupLen]int
-	side [groupLen]*offheap.Cells
-	cell [groupLen]uint64
+	hash   [groupLen]uint64
+	home   [groupLen]int
+	side   [groupLen]*offheap.Buckets
+	bucket [groupLen]uint64
 }
 
 // look finds hashes from to from+n-1 of h, n at most groupLen.
@@ -74,19 +74,19 @@ func (c *core) search(id ident, first, n int) {
 		pr.side[i], pr.home[i] = c.table.Side(hash)
 	}
 	for i := first; i < n; i++ {
-		pr.cell[i] = pr.side[i].Cell[pr.home[i]]
+		pr.bucket[i] = pr.side[i].Bucket[pr.home[i]]
 	}
 	var touched uint32
 	recs, states := c.recs.All, c.states.All
 	for i := first; i < n; i++ {
 		at := pr.home[i]
 		tag := offheap.TagOf(pr.hash[i], at)
-		e := uint32(pr.cell[i] >> 32)
-		if uint32(pr.cell[i]) != tag {
+		e := uint32(pr.bucket[i] >> 32)
+		if uint32(pr.bucket[i]) != tag {
 			e, at = pr.side[i].Candidate(at, tag)
 		}
 		pr.entry[i], pr.home[i] = e, at
-		touched ^= uint32(recs[e].ident) ^ states[e].generation
+		touched ^= uint32(recs[e].ident) ^ states[e].serial
 	}
 	c.work.sink = uint64(touched)
 	for i := first; i < n; i++ {
@@ -102,7 +102,7 @@ func (c *core) confirm(i int, id ident) uint32 {
 	e, k := pr.entry[i], &pr.key[i]
 	r := &c.recs.All[e]
 	if r.ident != id || r.hash != *k {
-		tag := uint32(pr.side[i].Cell[pr.home[i]])
+		tag := uint32(pr.side[i].Bucket[pr.home[i]])
 		if e = c.match(pr.side[i], pr.home[i]+1, tag, id, k); e == none {
 			return none
 		}

@@ -19,7 +19,7 @@ type Recovery struct {
 	Entries int    // restored entries
 	Spaces  int    // their spaces
 	Damaged int    // slots whose header did not verify or did not fit
-	Stale   int    // slots of past generations
+	Stale   int    // slots of past turns
 	Lost    int    // headers that cannot be read because their pages went bad
 	Partial int    // entries dropped because not all shards were stored
 	Notes   []string
@@ -53,8 +53,8 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 		record := f.SpaceAt(n)
 		var spec pool.Spec
 		var ok bool
-		var generation uint32
-		if !f.Touch(func() { spec, ok = record.Read(); generation = record.Generation() }) {
+		var turn uint32
+		if !f.Touch(func() { spec, ok = record.Read(); turn = record.Turn() }) {
 			note := fmt.Sprintf("space %d of the file cannot be read: its blocks are lost", n)
 			r.Notes = append(r.Notes, note)
 			continue
@@ -73,7 +73,7 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 			continue
 		}
 		sp := c.newSpace(&spec)
-		sp.record, sp.generation = n, generation
+		sp.record, sp.turn = n, turn
 		if !c.newRealm(sp) {
 			continue
 		}
@@ -119,7 +119,7 @@ func (s *scan) whole(h *arena.Header, slot uint32) bool {
 		return false
 	case !s.fits(h, slot):
 		s.recovery.Damaged++
-	case h.Generation != s.spaces[int(h.Space)].generation:
+	case h.Turn != s.spaces[int(h.Space)].turn:
 		s.recovery.Stale++
 	default:
 		return true
@@ -171,12 +171,12 @@ func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 		if e == none || c.states.All[e].present != uint16(shard) { // all before it: they are added in order
 			return false
 		}
-		_, last := c.shardCell(c.recs.All[e].head, int(shard)-1)
+		_, last := c.shardSlot(c.recs.All[e].head, int(shard)-1)
 		last.link = slot
 	}
 	c.states.All[e].present++
 	*c.slabs.state(slot) = shardPresent
-	*c.slabs.at(slot) = cell{link: e | upward, sum: h.Sum}
+	*c.slabs.at(slot) = slotShard{link: e | upward, sum: h.Sum}
 	return true
 }
 

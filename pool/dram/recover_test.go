@@ -106,7 +106,7 @@ func TestKilledWhileWriting(t *testing.T) {
 	}
 }
 
-// TestResetOutlivesTheProcess checks that the generation alone hides what was stored before a
+// TestResetOutlivesTheProcess checks that the turn alone hides what was stored before a
 // reset, even if the process was killed before it had dropped an entry.
 func TestResetOutlivesTheProcess(t *testing.T) {
 	o, h := keptFile(t)

@@ -151,7 +151,7 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 }
 
 func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
-	slot, _ := c.shardCell(c.recs.All[e].head, int(shard))
+	slot, _ := c.shardSlot(c.recs.All[e].head, int(shard))
 	switch state := c.slabs.state(slot); *state {
 	case shardPresent:
 		return pool.Exists, pool.Slot{}
@@ -168,9 +168,9 @@ func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
 func (c *core) slot(e uint32, shard uint8) pool.Slot {
 	r := &c.recs.All[e]
 	sp := c.realms[r.ident.realm()].space
-	number, cell := c.shardCell(r.head, int(shard))
+	number, held := c.shardSlot(r.head, int(shard))
 	return pool.Slot{
-		Ref: c.ref(e), Off: c.slabs.offset(number), Sum: cell.sum, Shard: shard,
+		Ref: c.ref(e), Off: c.slabs.offset(number), Sum: held.sum, Shard: shard,
 		Len: sp.spec.Groups[r.ident.group()].ShardBytes[shard],
 	}
 }
@@ -205,10 +205,10 @@ func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
 
 func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {
 	var slot uint32
-	var cell *cell
+	var held *slotShard
 	e, ok := c.deref(s.Ref)
 	if ok {
-		slot, cell = c.shardCell(c.recs.All[e].head, int(s.Shard))
+		slot, held = c.shardSlot(c.recs.All[e].head, int(s.Shard))
 		ok = *c.slabs.state(slot) == shardWriting
 	}
 	if !ok {
@@ -227,7 +227,7 @@ func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor
 	if status == pool.OK {
 		*c.slabs.state(slot) = shardPresent
 		l.present++
-		cell.sum = s.Sum
+		held.sum = s.Sum
 		c.persistShard(e, slot, s.Shard, s.Sum)
 	}
 	c.settle(e, at)

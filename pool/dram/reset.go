@@ -45,14 +45,14 @@ func (p *Pool) Forget(f pool.Fingerprint) (err error) {
 	return nil
 }
 
-// turnOver moves a space to another realm, and to another generation in the file. The old realm
+// turnOver moves a space to another realm, and to another turn in the file. The old realm
 // waits for its sweep.
 func (c *core) turnOver(sp *space) bool {
 	old := sp.realm
 	if !c.newRealm(sp) {
 		return false
 	}
-	c.advanceGeneration(sp)
+	c.nextTurn(sp)
 	c.end(old)
 	return true
 }

@@ -13,10 +13,10 @@ import (
 // The arena is cut into slabs of equal size. A slab is free or belongs to a class, which cuts it
 // into slots of one size. A slot's number is slab<<slotBits | place in the slab.
 
-// cell describes a used slot. The slots of an entry are linked from that of shard 0 on; the last
-// one's link is the entry, with upward set. The link of a free slot is the next free one of its
-// slab, +1.
-type cell struct{ link, sum uint32 }
+// slotShard is what a used slot has of its shard. The slots of an entry are linked from that of
+// shard 0 on; the last one's link is the entry, with upward set. The link of a free slot is the
+// next free one of its slab, +1.
+type slotShard struct{ link, sum uint32 }
 
 // shardState is that of the shard for which a slot was taken.
 type shardState uint8
@@ -54,7 +54,7 @@ type slabs struct {
 	slab     []slab
 	class    []class
 	byBytes  map[uint32]int32
-	cells    offheap.Region[cell]       // by slot
+	shards   offheap.Region[slotShard]  // by slot
 	states   offheap.Region[shardState] // by slot
 	unused   []int32
 	file     *arena.File // nil: the pool ends with the process
@@ -85,7 +85,7 @@ func newSlabs(bytes, slabBytes, page int64, f *arena.File) (s slabs, err error) 
 		s.slab[i] = slab{class: noClass, last: noClass}
 		s.unused = append(s.unused, int32(i)) // the first is used first, as it is populated first
 	}
-	if s.cells, err = offheap.Map[cell](n << s.slotBits); err == nil {
+	if s.shards, err = offheap.Map[slotShard](n << s.slotBits); err == nil {
 		s.states, err = offheap.Map[shardState](n << s.slotBits)
 	}
 	return s, err
@@ -161,7 +161,7 @@ func (s *slabs) give(slot uint32) {
 	b := &s.slab[n]
 	c := &s.class[b.class]
 	place := slot & (1<<s.slotBits - 1)
-	*s.at(slot), s.states.All[slot] = cell{link: b.free}, shardEmpty
+	*s.at(slot), s.states.All[slot] = slotShard{link: b.free}, shardEmpty
 	b.free = place + 1
 	if b.bad {
 		c.retired++
@@ -213,8 +213,8 @@ func (s *slabs) withdraw(n int32) {
 	b.class = noClass
 }
 
-// at returns the cell of a slot.
-func (s *slabs) at(slot uint32) *cell { return &s.cells.All[slot] }
+// at returns what a used slot has of its shard.
+func (s *slabs) at(slot uint32) *slotShard { return &s.shards.All[slot] }
 
 // state returns the state of a slot's shard.
 func (s *slabs) state(slot uint32) *shardState { return &s.states.All[slot] }
@@ -306,5 +306,5 @@ func (s *slabs) stats() (out []pool.ClassStats) {
 	return out
 }
 
-// close unmaps the cells and states.
-func (s *slabs) close() error { return errors.Join(s.cells.Close(), s.states.Close()) }
+// close unmaps what slots have.
+func (s *slabs) close() error { return errors.Join(s.shards.Close(), s.states.Close()) }

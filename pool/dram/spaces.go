@@ -19,8 +19,8 @@ type space struct {
 	id      pool.SpaceID
 	watched bool // its entries are noted
 
-	record     int    // in the pool's file; noRecord: none
-	generation uint32 // in that record: like an epoch, but never restarts as long as the file exists
+	record int    // in the pool's file; noRecord: none
+	turn   uint32 // in that record: like an epoch, but never restarts as long as the file exists
 }
 
 // group is what entries of one group of a space need.
@@ -122,7 +122,7 @@ func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 
 // leaveSpace drops a space: it frees its record in the file and ends its realm.
 func (c *core) leaveSpace(sp *space) {
-	c.advanceGeneration(sp)
+	c.nextTurn(sp)
 	if f := c.file; f != nil && sp.record != noRecord {
 		f.Touch(func() { f.SpaceAt(sp.record).Remove() })
 	}

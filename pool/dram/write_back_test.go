@@ -95,13 +95,13 @@ func TestPinIsAUse(t *testing.T) {
 	closePool(t, p)
 }
 
-// TestRefsKeepTheirHighestBitClear reuses a record until its generation wraps: a ref never has the
+// TestRefsKeepTheirHighestBitClear reuses a record until its serial wraps: a ref never has the
 // bit by which tiers tell their promises.
 func TestRefsKeepTheirHighestBitClear(t *testing.T) {
 	p := reopen(t, Options{Bytes: 64 << 10, SlabBytes: 16 << 10})
 	defer closePool(t, p)
 	id := openSpec(t, p, keptSpec)
-	p.core.states.All[1].generation = 1<<31 - 3
+	p.core.states.All[1].serial = 1<<31 - 3
 	for n := range byte(6) {
 		b := lonely(id, n)
 		put(t, p, id, b.Hashes)

@@ -193,29 +193,29 @@ func (l *level) markInLocal(w *scratch, sp *space, now *era, group uint8, h *poo
 }
 
 // existsCache remembers for a while which entries a store has and lacks. It has a fixed number of
-// cells; a new entry replaces the one of its set that expires first. It identifies entries by a
+// places; a new entry replaces the one of its set that expires first. It identifies entries by a
 // 64-bit hash with a secret seed; a collision costs a fetch that finds nothing.
 type existsCache struct {
-	mu    sync.Mutex
-	cells []cell
+	mu     sync.Mutex
+	places []place
 }
 
-// cell is one entry; it is free if until is 0.
-type cell struct {
+// place is one entry; it is free if until is 0.
+type place struct {
 	digest uint64
 	until  int64 // ns of the pool's clock; the lowest bit is set if the entry exists
 }
 
-// ways is the number of cells of a set.
+// ways is the number of places of a set.
 const ways = 4
 
-// newExistsCache returns a cache of so many cells, a power of two.
-func newExistsCache(entries int) existsCache { return existsCache{cells: make([]cell, entries)} }
+// newExistsCache returns a cache of so many places, a power of two.
+func newExistsCache(entries int) existsCache { return existsCache{places: make([]place, entries)} }
 
-// set returns the cells that an entry may be in.
-func (k *existsCache) set(digest uint64) []cell {
-	i := int(digest>>32) & (len(k.cells)/ways - 1) * ways
-	return k.cells[i : i+ways]
+// set returns the places that an entry may be in.
+func (k *existsCache) set(digest uint64) []place {
+	i := int(digest>>32) & (len(k.places)/ways - 1) * ways
+	return k.places[i : i+ways]
 }
 
 // get returns until when an entry is believed to exist or not; zero if it is not cached.
@@ -250,7 +250,7 @@ func (k *existsCache) put(digest uint64, there bool, until time.Time) {
 			victim = c
 		}
 	}
-	*victim = cell{digest, at}
+	*victim = place{digest, at}
 }
 
 var digestSeed = maphash.MakeSeed()

@@ -30,7 +30,7 @@ type Block struct {
 	Space        uint16    // number of its record in the file
 	Group, Shard uint8
 	HashLen      uint32 // bytes
-	Generation   uint32 // of the space; the header is stale if its record has another
+	Turn         uint32 // of the space; the header is stale if its record has another
 	Sum          uint32 // of the content
 }
 

@@ -9,7 +9,7 @@ import (
 // the process was killed.
 func TestHeaderIsWholeOrFree(t *testing.T) {
 	h := Header{Block: Block{
-		Hash: [4]uint64{1, 2, 3, 4}, HashLen: 32, Generation: 9, Sum: 77, Space: 3, Group: 1, Shard: 2,
+		Hash: [4]uint64{1, 2, 3, 4}, HashLen: 32, Turn: 9, Sum: 77, Space: 3, Group: 1, Shard: 2,
 	}}
 	h.Parent.Store(5)
 	h.Check.Store(h.SumOf(8))

@@ -50,7 +50,7 @@ func stateOf(b []byte) uint64 {
 }
 
 // SpaceRecord is a space in a file. Headers name it by the number of its record and by its
-// generation, which grows with each reset and when the record is given to another space, so that
+// turn, which grows with each reset and when the record is given to another space, so that
 // entries stored before that are never found again. Its methods run within Touch.
 type SpaceRecord struct{ record }
 
@@ -65,11 +65,11 @@ func (f *File) SpacesUsed() (n int) {
 	return n
 }
 
-// Turn starts a new generation and returns it.
-func (r SpaceRecord) Turn() uint32 { return uint32(r.number().Add(1)) }
+// NextTurn starts a new turn and returns it.
+func (r SpaceRecord) NextTurn() uint32 { return uint32(r.number().Add(1)) }
 
-// Generation returns the current generation.
-func (r SpaceRecord) Generation() uint32 { return uint32(r.number().Load()) }
+// Turn returns the current turn.
+func (r SpaceRecord) Turn() uint32 { return uint32(r.number().Load()) }
 
 // Used reports whether there is a space, damaged or not.
 func (r SpaceRecord) Used() bool { return r.state().Load() != 0 }
@@ -77,7 +77,7 @@ func (r SpaceRecord) Used() bool { return r.state().Load() != 0 }
 // Remove removes the space of the record.
 func (r SpaceRecord) Remove() { r.state().Store(0) }
 
-// Write replaces the space of the record by an encoded one. Turn must have been called.
+// Write replaces the space of the record by an encoded one. NextTurn must have been called.
 func (r SpaceRecord) Write(b []byte) { r.write(b) }
 
 // Read returns the space of a record; false if there is none, or it is damaged.

@@ -9,37 +9,37 @@ import (
 
 // The hash table uses open addressing with linear probing. A hash's home is its top bits scaled to
 // the size, so order by home is order by hash at every size, and a table is moved to a larger one
-// from its front to its back, a few cells per insertion. A cell is entry<<32 | tag; the tag holds
-// low bits of the hash and of the home, so neither a miss nor a deletion reads records.
+// from its front to its back, a few buckets per insertion. A bucket is entry<<32 | tag; the tag
+// holds low bits of the hash and of the home, so neither a miss nor a deletion reads records.
 const (
-	homeBits = 12 // of a tag; bounds the distance of a cell from its home
+	homeBits = 12 // of a tag; bounds the distance of a bucket from its home
 	homeMask = 1<<homeBits - 1
 	farthest = homeMask - 1
 
 	firstCells    = 1 << 10
 	loadNum       = 4 // a table grows at 4/5
 	loadDen       = 5
-	migrateStride = 16 // cells of the old table moved with each insertion
+	migrateStride = 16 // buckets of the old table moved with each insertion
 )
 
 // Table finds entries by a hash. Its methods are called with the pool's lock held.
 type Table struct {
-	now Cells // for new hashes
-	old Cells // being moved into now; hashes with a home before moved are already in now
-	// moved is the first cell of old not moved yet; the cell before it is empty.
+	now Buckets // for new hashes
+	old Buckets // being moved into now; hashes with a home before moved are already in now
+	// moved is the first bucket of old not moved yet; the bucket before it is empty.
 	moved int
 	freed int // bytes of old that were freed
 	n     int
 }
 
-// Cells are one half of the table.
-type Cells struct {
-	raw  []byte
-	Cell []uint64 // size homes, and the cells after the last
-	size uint64
+// Buckets are one half of the table.
+type Buckets struct {
+	raw    []byte
+	Bucket []uint64 // size homes, and the buckets after the last
+	size   uint64
 }
 
-func mapCells(size int) (c Cells, err error) {
+func mapCells(size int) (c Buckets, err error) {
 	n := size + homeMask + 1
 	c.raw, err = unix.Mmap(
 		-1, 0, (n*8+pageBytes-1)&^(pageBytes-1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS,
@@ -51,33 +51,33 @@ func mapCells(size int) (c Cells, err error) {
 		// This is only advice: the table works without huge pages, but is slower.
 		_ = unix.Madvise(c.raw, unix.MADV_HUGEPAGE)
 	}
-	c.Cell = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(c.raw))), n)
+	c.Bucket = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(c.raw))), n)
 	c.size = uint64(size)
 	return c, nil
 }
 
-func (c *Cells) close() error {
+func (c *Buckets) close() error {
 	if c.raw == nil {
 		return nil
 	}
 	raw := c.raw
-	*c = Cells{}
+	*c = Buckets{}
 	return unix.Munmap(raw)
 }
 
-func (c *Cells) home(hash uint64) int {
+func (c *Buckets) home(hash uint64) int {
 	hi, _ := bits.Mul64(hash, c.size)
 	return int(hi)
 }
 
-// TagOf returns the tag of a cell for a hash with this home.
+// TagOf returns the tag of a bucket for a hash with this home.
 func TagOf(hash uint64, home int) uint32 { return uint32(hash)<<homeBits | uint32(home)&homeMask }
 
-// homeAt returns the home of the entry in cell i.
-func homeAt(i int, cell uint64) int { return i - (i-int(cell))&homeMask }
+// homeAt returns the home of the entry in bucket i.
+func homeAt(i int, bucket uint64) int { return i - (i-int(bucket))&homeMask }
 
 // Side returns the half of the table that a hash belongs to, and its home there.
-func (t *Table) Side(hash uint64) (c *Cells, home int) {
+func (t *Table) Side(hash uint64) (c *Buckets, home int) {
 	if t.old.size != 0 {
 		if home = t.old.home(hash); home >= t.moved {
 			return &t.old, home
@@ -96,42 +96,43 @@ func (t *Table) Put(hash uint64, e uint32) bool {
 	return true
 }
 
-func (c *Cells) put(hash uint64, home int, e uint32) bool {
+func (c *Buckets) put(hash uint64, home int, e uint32) bool {
 	for i := home; i-home <= farthest; i++ {
-		if c.Cell[i] == 0 {
-			c.Cell[i] = uint64(e)<<32 | uint64(TagOf(hash, home))
+		if c.Bucket[i] == 0 {
+			c.Bucket[i] = uint64(e)<<32 | uint64(TagOf(hash, home))
 			return true
 		}
 	}
 	return false
 }
 
-// Remove removes an entry that is in the table, and moves the cells after it nearer to their homes.
+// Remove removes an entry that is in the table, and moves the buckets after it nearer to their
+// homes.
 func (t *Table) Remove(hash uint64, e uint32) {
 	c, i := t.Side(hash)
-	for ; uint32(c.Cell[i]>>32) != e; i++ {
-		if c.Cell[i] == 0 {
+	for ; uint32(c.Bucket[i]>>32) != e; i++ {
+		if c.Bucket[i] == 0 {
 			panic("dram: an entry is not where its hash says")
 		}
 	}
-	for j := i + 1; c.Cell[j] != 0; j++ {
-		if homeAt(j, c.Cell[j]) <= i {
-			c.Cell[i] = c.Cell[j]
+	for j := i + 1; c.Bucket[j] != 0; j++ {
+		if homeAt(j, c.Bucket[j]) <= i {
+			c.Bucket[i] = c.Bucket[j]
 			i = j
 		}
 	}
-	c.Cell[i] = 0
+	c.Bucket[i] = 0
 	t.n--
 }
 
-// Candidate returns the first entry from cell i on whose tag matches, or 0, and its cell.
-func (c *Cells) Candidate(i int, tag uint32) (uint32, int) {
+// Candidate returns the first entry from bucket i on whose tag matches, or 0, and its bucket.
+func (c *Buckets) Candidate(i int, tag uint32) (uint32, int) {
 	for ; ; i++ {
-		cell := c.Cell[i]
-		if uint32(cell) == tag && cell != 0 {
-			return uint32(cell >> 32), i
+		bucket := c.Bucket[i]
+		if uint32(bucket) == tag && bucket != 0 {
+			return uint32(bucket >> 32), i
 		}
-		if cell == 0 {
+		if bucket == 0 {
 			return 0, i
 		}
 	}
@@ -155,17 +156,17 @@ func (t *Table) Grow(hash func(entries []uint32, hashes []uint64)) {
 	t.old, t.now, t.moved, t.freed = t.now, larger, 0, 0
 }
 
-// migrate moves migrateStride cells, and then up to the next empty one: the cells after that have
-// their home there.
+// migrate moves migrateStride buckets, and then up to the next empty one: the buckets after that
+// have their home there.
 func (t *Table) migrate(hash func([]uint32, []uint64)) {
 	var entries [migrateStride]uint32
 	var hashes [migrateStride]uint64
-	end := len(t.old.Cell)
+	end := len(t.old.Bucket)
 	for i, stop := t.moved, t.moved+migrateStride; ; {
 		n := 0
-		for ; n < migrateStride && i < end && (i < stop || t.old.Cell[i] != 0); i++ {
-			if cell := t.old.Cell[i]; cell != 0 {
-				entries[n] = uint32(cell >> 32)
+		for ; n < migrateStride && i < end && (i < stop || t.old.Bucket[i] != 0); i++ {
+			if bucket := t.old.Bucket[i]; bucket != 0 {
+				entries[n] = uint32(bucket >> 32)
 				n++
 			}
 		}
@@ -175,7 +176,7 @@ func (t *Table) migrate(hash func([]uint32, []uint64)) {
 				panic("dram: no room in a table just made larger")
 			}
 		}
-		if i >= end || (i >= stop && t.old.Cell[i] == 0) {
+		if i >= end || (i >= stop && t.old.Bucket[i] == 0) {
 			t.moved = i + 1
 			break
 		}

@@ -57,7 +57,7 @@ func TestTableAgainstSet(t *testing.T) {
 				grew++
 			}
 			if !tab.Put(tab.hash[e], e) {
-				t.Fatalf("no room for entry %d of %d in %d cells", tab.n, len(stored), tab.now.size)
+				t.Fatalf("no room for entry %d of %d in %d buckets", tab.n, len(stored), tab.now.size)
 			}
 			stored[e] = true
 		}

@@ -337,10 +337,10 @@ class WorkerCalls(Calls):
 
     def unregister_kv_caches(self) -> None:
         """Withdraw the KV caches from the agent, before the engine sleeps."""
-        if self._part.leave():
+        if self._worker_side.leave():
             self._close_memory()
         else:
-            self._retain(self._part, self._part.fence())
+            self._retain(self._worker_side, self._worker_side.fence())
 
     def restore_kv_caches(self) -> None:
         """Register the KV caches again, after the engine slept."""
@@ -352,7 +352,7 @@ class WorkerCalls(Calls):
         overwritten: in the plan of the step before the first one that may reuse them.
         """
         if (plan := _plan(kv_connector_metadata)).revokes:
-            self._part.revoke_saves(plan)
+            self._worker_side.revoke_saves(plan)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begin a step: vLLM's first call of it, before its kernels are launched."""
@@ -371,14 +371,14 @@ class WorkerCalls(Calls):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Send the loads, and wait for those that this step computes from."""
         if (plan := _plan(self._connector_metadata)).loads:
-            self._part.start(plan)
+            self._worker_side.start(plan)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: saves are sent at the end of the step (docs/decisions)."""
 
     def wait_for_save(self) -> None:
         """End the step and send the saves, without waiting."""
-        self._part.end(_plan(self._connector_metadata))
+        self._worker_side.end(_plan(self._connector_metadata))
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
         """Return the requests whose load has ended, and those whose load failed as a whole."""
@@ -455,7 +455,7 @@ class WorkerCalls(Calls):
         return int(self._vllm_config.parallel_config.rank) % self._ranks.world
 
     @property
-    def _part(self) -> WorkerSide:
+    def _worker_side(self) -> WorkerSide:
         assert self._worker is not None
         return self._worker
 
