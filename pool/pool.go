@@ -210,7 +210,8 @@ type Slots interface {
 	// becomes Stale.
 	Commit(slots []Slot, epoch uint32, status []Status)
 	// Acquire pins visible entries and returns the slot of the shard; Missing where there is none.
-	// It compares the header (key, generation, length). It is no use: the look-up was.
+	// It compares the whole key, the epoch included, and whose the slot is. It is no use: the
+	// look-up was.
 	Acquire(b *Batch)
 	// Release ends the pins of Acquire. An entry whose status is Corrupt is dropped.
 	Release(slots []Slot, status []Status)

@@ -130,7 +130,8 @@ type Held struct {
 // Integrity is the level at which loads are checked.
 type Integrity uint8
 
-// The levels. Header compares key, generation and length; Full also a checksum made at the save.
+// The levels. Header compares keys, epochs and whose a slot is; Full also a checksum made at the
+// save.
 const (
 	Full Integrity = iota
 	Header

@@ -111,6 +111,34 @@ func TestFlippedByteIsCorrupt(t *testing.T) {
 	}
 }
 
+// TestSlotOfAnotherEntryIsCorrupt plays an index of which two entries' slots were confused.
+func TestSlotOfAnotherEntryIsCorrupt(t *testing.T) {
+	p := filled(t, 2)
+	defer p.Close()
+	b := pool.Batch{
+		Epoch: 1, Hashes: randomChain(nil, 0, 2), Status: make([]pool.Status, 2), Slots: make([]pool.Slot, 2),
+	}
+	swap := func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		newest := &p.core.recs.All[p.core.recent.newest]
+		older := &p.core.recs.All[newest.older]
+		newest.head, older.head = older.head, newest.head
+	}
+	swap()
+	p.Acquire(&b)
+	for i, status := range b.Status {
+		if status != pool.Corrupt {
+			t.Errorf("block %d: served from another entry's slot, status %d", i, status)
+		}
+	}
+	swap()
+	if p.Acquire(&b); b.Status[0] != pool.OK || b.Status[1] != pool.OK {
+		t.Errorf("statuses %v with the slots as they were", b.Status)
+	}
+	p.Release(b.Slots, b.Status)
+}
+
 // TestIndexIsSmall holds what an entry costs in memory beside its blocks.
 func TestIndexIsSmall(t *testing.T) {
 	for _, n := range []int{10_000, 100_000, 700_000} {
@@ -157,8 +185,8 @@ func residentIndex(t *testing.T, p *Pool) int64 {
 		resident(t, unsafe.Slice(c.slabs.at(0), slots)) + resident(t, unsafe.Slice(c.slabs.state(0), slots))
 	now, _ := c.table.Side(0)
 	old, _ := c.table.Side(math.MaxUint64)
-	if n += resident(t, now.Cell); old != now {
-		n += resident(t, old.Cell)
+	if n += resident(t, now.Bucket); old != now {
+		n += resident(t, old.Bucket)
 	}
 	return n
 }
