@@ -1,5 +1,4 @@
-// Package lease is the ledger of leases: which pinned blocks are promised to which session, and
-// until when.
+// Package lease is the ledger of leases: which pinned blocks are promised to which session.
 package lease
 
 import (
