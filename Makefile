@@ -40,8 +40,8 @@ STAGE := scripts/stage
 # A failed test runs again, twice at most; what passes then is listed at the end.
 FLAKY := scripts/flaky
 comma := ,
-PYTHON_SCRIPTS := $(addprefix ../scripts/,soak \
-	dockerfile-check cuda-header-check flaky gotest migrating.py mutants_vllm.py run-page size try envs/vllm-uv \
+PYTHON_SCRIPTS := $(addprefix ../scripts/,\
+	dockerfile-check cuda-header-check flaky gotest migrating.py run-page size try envs/vllm-uv \
 	envs/vllm-warm release test_release.py)
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
@@ -316,7 +316,7 @@ torture: build ## long runs with kills, pauses and many engines (hours; TRACE= n
 	@$(STAGE) servers $(ENV) servers
 	@$(STAGE) -v torture scripts/torture long $(TRACE)
 	@PATH="$$($(ENV) servers):$$PATH" $(STAGE) -v torture-nodes scripts/torture nodes $(TRACE)
-	@$(STAGE) -v soak scripts/soak --trace $(TRACE)
+	@$(STAGE) -v soak scripts/torture soak $(TRACE)
 
 .PHONY: bench-policy
 bench-policy: build ## hit rates of the eviction policies on TRACE and generated workloads (minutes)

@@ -114,6 +114,37 @@ func (r *replay) stopNodes(within time.Duration) error {
 // node returns the node of an engine.
 func (r *replay) node(engine int) *agentProcess { return r.nodes[engine%len(r.nodes)] }
 
+// size is what agents have of memory beside their pools, in KiB, and of descriptors.
+type size [2]int
+
+// noteSize adds the size of all agents.
+func (r *replay) noteSize() {
+	var all size
+	for _, a := range r.nodes {
+		if c := a.current(); c != nil { // it was started here, and runs
+			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.OS.Pid)) // one that ends now has none
+			_, own, _ := strings.Cut(string(text), "\nRssAnon:")
+			kib, _ := strconv.Atoi(strings.Fields(own + " 0")[0])
+			files, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.OS.Pid))
+			all[0], all[1] = all[0]+kib, all[1]+len(files)
+		}
+	}
+	r.sizes = append(r.sizes, all)
+}
+
+// growth returns by how much the greatest sizes of the second half exceed those of the first.
+func growth(sizes []size) (most float64) {
+	for what := range len(size{}) {
+		var halves [2]int
+		for i, one := range sizes {
+			half := 2 * i / len(sizes)
+			halves[half] = max(halves[half], one[what])
+		}
+		most = max(most, ratio(halves[1], halves[0])-1)
+	}
+	return most
+}
+
 // empty reports whether an agent has forgotten all engines.
 func empty(st *admin.Status) bool { return st.Leases+st.Regions+st.Engines+openImports(st) == 0 }
 

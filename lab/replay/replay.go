@@ -187,6 +187,7 @@ type replay struct {
 		Faults
 		cleanup time.Duration
 	}
+	sizes    []size        // at the end of each round
 	lag      time.Duration // of the machine
 	capacity int64         // bytes of the pool of an agent that was not started here
 	result   Report        // what the agents reported when the engines had left
@@ -284,6 +285,7 @@ func (r *replay) rounds(ctx context.Context) error {
 		if err := r.round(ctx, records); err != nil {
 			return err
 		}
+		r.noteSize()
 		offset = records[len(records)-1].Timestamp + minuteVirtual
 		if time.Since(r.begin) >= r.set.duration {
 			return nil

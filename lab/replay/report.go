@@ -46,12 +46,14 @@ type Report struct {
 	// As the agents' last incarnations report them.
 	SamplesMismatched uint64  `json:"samples_mismatched"`
 	OverDeadlineUS    float64 `json:"lookup_over_deadline_max_us"` // the farthest of a look-up
+	Growth            float64 `json:"growth"`                      // of the agents, over the rounds
 	// The latest end of a wait of 2 ms in the replay's own process.
 	MachineLagUS float64 `json:"machine_lag_max_us"`
 	WallS        float64 `json:"wall_s"`
 	Seed         uint64  `json:"seed"`
 
 	wrong, failed []string
+	rounds        int
 	stopErr       error
 }
 
@@ -87,6 +89,7 @@ func (r *replay) report() Report {
 			o.EngineBlocks += e.left.InUse
 		}
 	}
+	o.rounds, o.Growth = len(r.sizes), growth(r.sizes)
 	o.BlocksHit = o.BlocksHitOwn + o.BlocksHitPool
 	o.HitRate = ratio(o.BlocksHit, o.BlocksLookedUp)
 	o.SimHitRate = mockengine.Simulate(r.records, len(r.engines), r.cfg.Blocks, r.set.poolBlocks(&r.cfg, r.capacity),
@@ -226,7 +229,8 @@ type expectations struct {
 	cleanUp      time.Duration // 0: any
 	hitRateOff   share
 	overDeadline time.Duration // 0: any
-	blocks       []string      // SOURCE=COUNT
+	growth       share
+	blocks       []string // SOURCE=COUNT
 }
 
 func (x *expectations) addSettings(f *pflag.FlagSet) {
@@ -237,6 +241,8 @@ func (x *expectations) addSettings(f *pflag.FlagSet) {
 	f.Var(&x.hitRateOff, "expect-hit-rate-off", "most that the hit rate differs from the simulation's; 0 is any")
 	f.Var(settings.Duration(&x.overDeadline, 0, time.Minute), "expect-over-deadline",
 		"most that a look-up is over its deadline, on a machine that does not stand still; 0 is any")
+	f.Var(&x.growth, "expect-growth", "most that the agents' memory beside their pools, or their descriptors, grow "+
+		"from the first half of the rounds to the second; 0 is any")
 	f.Var(settings.Names(&x.blocks), "expect-blocks",
 		"least blocks from sources in the agents' last lives, such as redis=40; any=50 counts all lives")
 }
@@ -286,6 +292,9 @@ func (x *expectations) missed(s *scenario, o *Report) error {
 	}
 	if off := o.HitRate - o.SimHitRate; x.hitRateOff > 0 && max(off, -off) > float64(x.hitRateOff) {
 		miss("a hit rate of %.4f, as simulated, within %v: it is %.4f", o.SimHitRate, x.hitRateOff, o.HitRate)
+	}
+	if x.growth > 0 && (o.Growth > float64(x.growth) || o.rounds < 2) {
+		miss("two rounds or more, and growth by at most %v: there are %d, growth by %.4f", x.growth, o.rounds, o.Growth)
 	}
 	for _, text := range x.blocks {
 		name, least, _ := leastBlocks(text) // it was checked

@@ -56,12 +56,16 @@ def test_what_only_the_disk_has_is_of_the_disk(worlds: Any) -> None:
         )
         cold.close()
         first.close()
-        second = AgentProcess(folder, *options)
-        assert second.status()["blocks_stored"] == 0
-        warm = worlds(extra={"socket_dir": str(folder)})
-        assert hits(warm) == {"disk": LOADED}
-        warm.close()
-        second.close()
+        found, late = dict[str, int](), 1
+        while late:  # an answer that the disk was too late for is asked for again, and then memory has the blocks
+            second = AgentProcess(folder, *options)
+            assert second.status()["blocks_stored"] == 0
+            warm = worlds(extra={"socket_dir": str(folder)})
+            found = hits(warm)
+            late = second.status()["tiers"]["list"][0]["asks_late"]
+            warm.close()
+            second.close()
+        assert found == {"disk": LOADED}
 
 
 def test_what_another_agent_sent_is_of_a_peer_and_what_is_not_known_is_unspecified() -> None:
