@@ -205,9 +205,9 @@ test-softcuda: ## the software driver's own test, under the address and undefine
 
 .PHONY: cuda-header-check
 cuda-header-check: ## check third_party/cuda with NVIDIA's headers (6 MB once)
-	@$(ENV) packages python
-	@$(STAGE) venv $(ENV) tools
-	@$(STAGE) -v cuda-header-check $(VENV)/bin/python scripts/cuda-header-check
+	@$(ENV) packages go python
+	@$(STAGE) cuda-headers $(ENV) cuda-headers
+	@$(STAGE) -v cuda-header-check scripts/cuda-header-check
 
 WITH_SOFTCUDA := env KVAGENT_LIBCUDA=$(SOFTCUDA)
 CUDA_TAGS     := -tags cuda,softcuda
