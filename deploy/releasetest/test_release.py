@@ -23,7 +23,7 @@ MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 def output(*command: str | Path, **more: Any) -> str:
     """Return what a command prints."""
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300, **more).stdout
+    return str(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300, **more).stdout)
 
 
 def one(ending: str) -> Path:
@@ -46,7 +46,7 @@ def unpacked(name: str, to: Path) -> Path:
 
 
 def blob(layout: Path, descriptor: dict[str, Any]) -> bytes:
-    algorithm, _, digest = descriptor["digest"].partition(":")
+    algorithm, _, digest = str(descriptor["digest"]).partition(":")
     data = (layout / "blobs" / algorithm / digest).read_bytes()
     assert (len(data), sha256(data)) == (descriptor["size"], digest)
     return data
