@@ -22,8 +22,11 @@ MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def output(*command: str | Path, **more: Any) -> str:
-    """Return what a command prints."""
-    return str(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300, **more).stdout)
+    """Return what a command prints, which pytest shows of a test that fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=False, **more)
+    print(done.stdout)
+    done.check_returncode()
+    return str(done.stdout)
 
 
 def one(ending: str) -> Path:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -23,8 +24,11 @@ UNITS = ["./crc32c", "./pool", "./lookup", "./takeover", "./agent/lease", "./age
 
 
 def output(*command: str | Path, **more: Any) -> str:
-    """Return what a command prints."""
-    return str(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=600, **more).stdout)
+    """Return what a command prints, which pytest shows of a test that fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, check=False, **more)
+    print(done.stdout)
+    done.check_returncode()
+    return str(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,7 @@ def test_the_wheel_installs_and_runs(tools: Path, python: str, tmp_path: Path) -
     scripts = user("python", "-c", "import sysconfig; print(sysconfig.get_path('scripts'))").strip()
     assert shutil.which("kvagent", path=clean["PATH"]) == f"{scripts}/kvagent"
     assert "kvagent" in user("kvagent", "version")
+    assert user("python", "--version").startswith(f"Python {python}.")
 
     serve: list[str | Path] = [venv / "bin/kvagent", "serve", "--socket-dir", sockets, "--pool", "64MiB"]
     with subprocess.Popen(serve, cwd=tmp_path, env=clean) as agent:
@@ -69,12 +74,11 @@ def test_the_wheel_installs_and_runs(tools: Path, python: str, tmp_path: Path) -
             while subprocess.run(ready, stderr=subprocess.DEVNULL, env=clean, check=False).returncode != 0:
                 assert agent.poll() is None
                 time.sleep(0.1)
-            doctor = subprocess.run([venv / "bin/kvagent-doctor", "--socket-dir", sockets], capture_output=True,
+            doctor = subprocess.run([venv / "bin/kvagent-doctor", "--socket-dir", sockets], stdout=subprocess.PIPE,
                                     text=True, cwd=tmp_path, env=clean, check=False)  # fmt: skip
         finally:
             agent.terminate()
         assert agent.wait(timeout=60) == 0
-    print(doctor.stdout, doctor.stderr)
     assert "session.sock answers" in doctor.stdout
     # Its one problem is that no engine is registered.
     assert [doctor.returncode, doctor.stdout.splitlines()[-1]] == [1, "1 problems"]
@@ -100,6 +104,7 @@ def make_environment(tools: Path, python: str, venv: Path) -> None:
     try:
         output(*uv, "python", "-m", "venv", venv, cwd=venv.parent, env=environment)
     except subprocess.SubprocessError as error:
+        assert not sys.version.startswith(f"{python}."), "this very Python is to be had"
         pytest.skip(f"no Python {python} is to be had here: LEFT OUT: {error}")
 
 
