@@ -62,10 +62,8 @@ def test_the_wheel_installs_and_runs(tools: Path, python: str, tmp_path: Path) -
         return output(venv / "bin" / program, *arguments, cwd=tmp_path, env=clean | more)
 
     user("pip", "install", "--quiet", wheel_of(os.uname().machine))
-    scripts = user("python", "-c", "import sysconfig; print(sysconfig.get_path('scripts'))").strip()
-    assert shutil.which("kvagent", path=clean["PATH"]) == f"{scripts}/kvagent"
-    assert "kvagent" in user("kvagent", "version")
     assert user("python", "--version").startswith(f"Python {python}.")
+    assert "kvagent" in user("kvagent", "version")
 
     serve: list[str | Path] = [venv / "bin/kvagent", "serve", "--socket-dir", sockets, "--pool", "64MiB"]
     with subprocess.Popen(serve, cwd=tmp_path, env=clean) as agent:
