@@ -34,6 +34,7 @@ VOLUME /run/kvagent
 ENTRYPOINT ["/usr/local/bin/kvagent"]
 CMD ["serve", "--socket-dir", "/run/kvagent"]
 
+# scripts/release takes the configuration of its image from this stage.
 FROM debian:12.12-slim
 ARG VERSION=unknown
 LABEL org.opencontainers.image.title="kvagent" \

@@ -42,7 +42,7 @@ FLAKY := scripts/flaky
 comma := ,
 PYTHON_SCRIPTS := $(addprefix ../scripts/,\
 	dockerfile-check cuda-header-check flaky gotest migrating.py run-page size try envs/vllm-uv \
-	envs/vllm-warm release test_release.py)
+	envs/vllm-warm release) ../deploy/releasetest
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
 VENV   = $$($(ENV) tools)
@@ -205,9 +205,9 @@ test-softcuda: ## the software driver's own test, under the address and undefine
 
 .PHONY: cuda-header-check
 cuda-header-check: ## check third_party/cuda with NVIDIA's headers (6 MB once)
-	@$(ENV) packages python
-	@$(STAGE) venv $(ENV) tools
-	@$(STAGE) -v cuda-header-check $(VENV)/bin/python scripts/cuda-header-check
+	@$(ENV) packages go python
+	@$(STAGE) cuda-headers $(ENV) cuda-headers
+	@$(STAGE) -v cuda-header-check scripts/cuda-header-check
 
 WITH_SOFTCUDA := env KVAGENT_LIBCUDA=$(SOFTCUDA)
 CUDA_TAGS     := -tags cuda,softcuda
@@ -379,10 +379,12 @@ program-%:
 	@$(STAGE) $@ env CGO_ENABLED=1 GOARCH=$* CC="$(CURDIR)/scripts/zig-cc $$($(ENV) wheel) $(ZIG_TARGET)" \
 		$(GO_RELEASE) -o build/release/$*/ ./cmd/kvagent
 
+RELEASETEST = $(VENV)/bin/pytest -q -rs -p no:cacheprovider -c /dev/null deploy/releasetest
+
 .PHONY: test-wheel
 test-wheel: ARCHS = amd64 arm64
 test-wheel: build wheel ## both wheels, installed from an empty folder in each Python from 3.10 on; arm64 under qemu
-	@$(STAGE) -v test-wheel scripts/test-wheel
+	@$(STAGE) -v test-wheel $(RELEASETEST)/test_wheel.py
 
 # As program-%, of the lab.
 kvbench-%:
@@ -413,7 +415,7 @@ release: wheel ## dist/release: wheels, programs, image, chart, SBOM, checksums,
 
 .PHONY: test-release
 test-release: release ## the release: the image starts, arm64 under qemu; checksums, signature, SBOM, same bytes again
-	@$(STAGE) -v test-release $(VENV)/bin/pytest -q -p no:cacheprovider -c /dev/null scripts/test_release.py
+	@$(STAGE) -v test-release $(RELEASETEST)/test_release.py
 
 .PHONY: clean
 clean: ## remove what was built
