@@ -189,3 +189,13 @@ func (k *lookupSock) reset(reply *ipc.LookupReply) {
 		reply.Status = ipc.LookupHit
 	}
 }
+
+// answered tells the guests of a look-up that has its answer.
+func (k *lookupSock) answered(req *ipc.LookupRequest, reply *ipc.LookupReply) {
+	fp, sp := k.spaceIn(k.registry.view.Load(), req)
+	hashTokens := uint32(0)
+	if sp != nil {
+		hashTokens = sp.hashTokens
+	}
+	k.guests.Answered(fp, hashTokens, req, reply)
+}

@@ -3,7 +3,6 @@ package agent
 import (
 	"cmp"
 	"encoding/hex"
-	"errors"
 	"os"
 	"slices"
 	"time"
@@ -143,36 +142,9 @@ func (a *Agent) cacheSpace(sp *space) report.CacheSpace {
 	return out
 }
 
-// ResetStored starts a new epoch of a space for the operator, and returns the space's new state.
-// stored is false if the space does not exist or was closed meanwhile, so that nothing of it is
-// stored.
-func (a *Agent) ResetStored(fp pool.Fingerprint) (now report.CacheSpace, stored bool, err error) {
-	sp := a.registry.space(fp)
-	if sp == nil {
-		return now, false, nil
-	}
-	if _, err := a.resetSpace(sp, nil, "the operator"); err != nil {
-		if errors.Is(err, errSpaceClosed) {
-			err = nil
-		}
-		return now, false, err
-	}
-	return a.cacheSpace(sp), true, nil
-}
-
 // space returns the space with a fingerprint, or nil.
 func (r *registry) space(fp pool.Fingerprint) *space {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.spaces[fp]
-}
-
-// answered tells the guests of a look-up that has its answer.
-func (k *lookupSock) answered(req *ipc.LookupRequest, reply *ipc.LookupReply) {
-	fp, sp := k.spaceIn(k.registry.view.Load(), req)
-	hashTokens := uint32(0)
-	if sp != nil {
-		hashTokens = sp.hashTokens
-	}
-	k.guests.Answered(fp, hashTokens, req, reply)
 }

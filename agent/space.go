@@ -9,9 +9,11 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/report"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -205,4 +207,61 @@ func (r *registry) closeLocked(sp *space) bool {
 		signal(r.swept)
 	}
 	return true
+}
+
+// resetSpace starts a new weights epoch of a space. by is the requesting session, or nil; who names
+// the requester.
+func (a *Agent) resetSpace(sp *space, by *session, who string) (uint32, error) {
+	sp.resetting.Lock()
+	defer sp.resetting.Unlock()
+	at := time.Now() // before its blocks are dropped
+	epoch, err := a.registry.reset(sp)
+	if err != nil {
+		if !errors.Is(err, errSpaceClosed) {
+			a.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
+		}
+		return 0, err
+	}
+	a.metrics.Resets.Add(1)
+	a.guests.Reset(sp.fp, at, who)
+	a.notifyEpoch(sp, by, epoch, who)
+	return epoch, nil
+}
+
+// adopted notifies the sessions of a space of its new epoch.
+func (a *Agent) adopted(fp pool.Fingerprint) {
+	const who = "another node"
+	a.guests.Reset(fp, time.Now(), who)
+	if sp := a.registry.space(fp); sp != nil {
+		signal(a.registry.swept)
+		a.notifyEpoch(sp, nil, a.registry.epochOf(sp), who)
+	}
+}
+
+// notifyEpoch notifies the sessions of a space, but one, of its new epoch.
+func (a *Agent) notifyEpoch(sp *space, but *session, epoch uint32, who string) {
+	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch),
+		zap.String("by", who))
+	for _, s := range a.sessions.list() {
+		if st := s.seat.Load(); s != but && st != nil && st.space == sp {
+			s.notifyGreeted(&ipc.Epoch{Epoch: epoch})
+		}
+	}
+}
+
+// ResetStored starts a new epoch of a space for the operator, and returns the space's new state.
+// stored is false if the space does not exist or was closed meanwhile, so that nothing of it is
+// stored.
+func (a *Agent) ResetStored(fp pool.Fingerprint) (now report.CacheSpace, stored bool, err error) {
+	sp := a.registry.space(fp)
+	if sp == nil {
+		return now, false, nil
+	}
+	if _, err := a.resetSpace(sp, nil, "the operator"); err != nil {
+		if errors.Is(err, errSpaceClosed) {
+			err = nil
+		}
+		return now, false, err
+	}
+	return a.cacheSpace(sp), true, nil
 }

@@ -8,7 +8,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/pool"
 )
 
 // flushLimit bounds the wait for a session's last messages to be written. Everything the session
@@ -91,44 +90,4 @@ func (s *session) unregisterLocked(m *ipc.Unregister) {
 		answer.Status, answer.Text = ipc.RegRefused, "the session has no registration"
 	}
 	s.answer(answer)
-}
-
-// resetSpace starts a new weights epoch of a space. by is the requesting session, or nil; who names
-// the requester.
-func (a *Agent) resetSpace(sp *space, by *session, who string) (uint32, error) {
-	sp.resetting.Lock()
-	defer sp.resetting.Unlock()
-	at := time.Now() // before its blocks are dropped
-	epoch, err := a.registry.reset(sp)
-	if err != nil {
-		if !errors.Is(err, errSpaceClosed) {
-			a.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
-		}
-		return 0, err
-	}
-	a.metrics.Resets.Add(1)
-	a.guests.Reset(sp.fp, at, who)
-	a.notifyEpoch(sp, by, epoch, who)
-	return epoch, nil
-}
-
-// adopted notifies the sessions of a space of its new epoch.
-func (a *Agent) adopted(fp pool.Fingerprint) {
-	const who = "another node"
-	a.guests.Reset(fp, time.Now(), who)
-	if sp := a.registry.space(fp); sp != nil {
-		signal(a.registry.swept)
-		a.notifyEpoch(sp, nil, a.registry.epochOf(sp), who)
-	}
-}
-
-// notifyEpoch notifies the sessions of a space, but one, of its new epoch.
-func (a *Agent) notifyEpoch(sp *space, but *session, epoch uint32, who string) {
-	a.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch),
-		zap.String("by", who))
-	for _, s := range a.sessions.list() {
-		if st := s.seat.Load(); s != but && st != nil && st.space == sp {
-			s.notifyGreeted(&ipc.Epoch{Epoch: epoch})
-		}
-	}
 }
