@@ -41,7 +41,7 @@ STAGE := scripts/stage
 FLAKY := scripts/flaky
 comma := ,
 PYTHON_SCRIPTS := $(addprefix ../scripts/,soak \
-	dockerfile-check cuda-header-check flaky gotest migrating.py mutants_vllm.py run-page size try envs/vllm-uv \
+	dockerfile-check cuda-header-check migrating.py mutants_vllm.py run-page size try envs/vllm-uv \
 	envs/vllm-warm release test_release.py)
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
@@ -158,15 +158,15 @@ test-go: trace-said ## Go tests with -short and the race detector; those of poli
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test \
-		scripts/gotest go-test "$$(go list ./... | grep -v /pool/evict | xargs)" -- -short $(GO_TEST_FLAGS)
-	@$(STAGE) -v go-test-pure scripts/gotest go-test-pure ./pool/evict/... -- -short $(GO_TEST_PLAIN)
+		scripts/gotest "$$(go list ./... | grep -v /pool/evict | xargs)" -short $(GO_TEST_FLAGS)
+	@$(STAGE) -v go-test-pure scripts/gotest ./pool/evict/... -short $(GO_TEST_PLAIN)
 
 .PHONY: test-long
 test-long: trace-said ## Go tests that -short leaves out or shortens: tortures, several nodes, a browser, benchmarks
 	@$(ENV) packages go servers browser
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-long \
-		scripts/marked go-test-long 'if testing\.Short\(\).* \{' $(GO_TEST_FLAGS)
+		scripts/marked 'if testing\.Short\(\).* \{' $(GO_TEST_FLAGS)
 
 # Their tests wait most, for disks, servers and processes: begun first, they wait beside all others.
 SLOW_UNITS := ./pool/tier ./pool/disk ./cudaipc/mover ./agent ./ipc ./pool/redis ./pool/evict
@@ -181,7 +181,7 @@ test-figures: trace-said ## Go tests that measure hits, rates and times, without
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-figures \
-		scripts/marked go-test-figures 'figures\(t\)' -count=1 $(GO_TEST_PLAIN) -p 1
+		scripts/marked 'figures\(t\)' -count=1 $(GO_TEST_PLAIN) -p 1
 
 # Only builds with the tag softcuda load the software driver that KVAGENT_LIBCUDA names.
 SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1
@@ -215,18 +215,18 @@ CUDA_TAGS     := -tags cuda,softcuda
 .PHONY: test-cuda-smoke
 test-cuda-smoke: softcuda # one walk of blocks through the CUDA path, on the software driver
 	@$(STAGE) -v test-cuda-smoke $(WITH_SOFTCUDA) \
-		scripts/gotest test-cuda-smoke ./cudaipc/cuda -- -run '^TestCUDADevice$$' $(CUDA_TAGS) $(GO_TEST_PLAIN)
+		scripts/gotest ./cudaipc/cuda -run '^TestCUDADevice$$' $(CUDA_TAGS) $(GO_TEST_PLAIN)
 
 .PHONY: test-cuda
 test-cuda: softcuda ## the CUDA path on a software driver, mostly with the race detector
 	@$(STAGE) -v test-cuda $(WITH_SOFTCUDA) \
-		scripts/gotest test-cuda ./cudaipc/... -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
+		scripts/gotest ./cudaipc/... -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
 	@$(STAGE) -v test-cuda-fire $(WITH_SOFTCUDA) SOFTCUDA_EVENTS_ON_DEATH=fire SOFTCUDA_DRIVER_VERSION=13000 \
-		scripts/gotest test-cuda-fire ./cudaipc/... -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
+		scripts/gotest ./cudaipc/... -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
 	@$(STAGE) -v test-cuda-sample $(WITH_SOFTCUDA) \
-		scripts/gotest test-cuda-sample ./transfer -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
+		scripts/gotest ./transfer -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
 	@$(STAGE) -v test-cuda-path $(WITH_SOFTCUDA) \
-		scripts/gotest test-cuda-path ./cmd/kvagent -- -count=1 -run TestCUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
+		scripts/gotest ./cmd/kvagent -count=1 -run TestCUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
 
 .PHONY: test-python
 test-python: build ## Python tests, with the real agent
@@ -342,7 +342,7 @@ test-chart: build ## the Helm chart: lint, renderings, and the real agent starte
 	@$(STAGE) chart-modules $(ENV) chart-modules
 	@cd deploy/charttest && ../../$(STAGE) chart-vet go vet -trimpath ./...
 	@cd deploy/charttest && ../../$(STAGE) test-chart \
-		../../scripts/gotest test-chart ./... -- -trimpath -vet=off -count=1 -timeout 5m
+		../../scripts/gotest ./... -trimpath -vet=off -count=1 -timeout 5m
 	@grep 'LEFT OUT' build/log/test-chart.log >&2 || true
 
 .PHONY: test-mixin
@@ -350,7 +350,7 @@ test-mixin: build ## alerts, rules and dashboards: each expression against the m
 	@$(STAGE) mixin-modules $(ENV) mixin-modules
 	@cd deploy/mixintest && ../../$(STAGE) mixin-vet go vet -trimpath ./...
 	@cd deploy/mixintest && ../../$(STAGE) test-mixin \
-		../../scripts/gotest test-mixin ./... -- -trimpath -vet=off -count=1 -timeout 5m
+		../../scripts/gotest ./... -trimpath -vet=off -count=1 -timeout 5m
 
 # ---- Wheels with the agent, for the platforms in ARCHS. zig's compiler builds for glibc 2.28 and
 # both processors, on any Linux.
