@@ -41,8 +41,7 @@ STAGE := scripts/stage
 FLAKY := scripts/flaky
 comma := ,
 PYTHON_SCRIPTS := $(addprefix ../scripts/,soak \
-	dockerfile-check cuda-header-check migrating.py mutants_vllm.py run-page size try envs/vllm-uv \
-	envs/vllm-warm release test_release.py)
+	dockerfile-check cuda-header-check migrating.py mutants_vllm.py run-page size try release test_release.py)
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
 VENV   = $$($(ENV) tools)
@@ -96,7 +95,7 @@ test-start: ## a newcomer's way, with an empty HOME: `make try`, docs/TUTORIAL.m
 .PHONY: check
 check: export GOPROXY := off
 check: ## format, lint of what changed, unit tests: two minutes, no download, no agents
-	@$(ENV) --have go python modules lint tools
+	@for name in 'packages go python' modules lint tools; do $(ENV) --have $$name >/dev/null; done
 	@scripts/beside '$(MAKE) lint-changed test-python-units' '$(MAKE) test-go-units'
 
 .PHONY: test
@@ -339,7 +338,7 @@ dockerfile-check: ## check the Dockerfile as far as possible without a container
 # A module of its own: Helm's library and Kubernetes' types are no part of the product's go.mod.
 .PHONY: test-chart
 test-chart: build ## the Helm chart: lint, renderings, and the real agent started with each, also in pods of namespaces
-	@$(STAGE) chart-modules $(ENV) chart-modules
+	@$(STAGE) chart-modules $(ENV) modules deploy/charttest
 	@cd deploy/charttest && ../../$(STAGE) chart-vet go vet -trimpath ./...
 	@cd deploy/charttest && ../../$(STAGE) test-chart \
 		../../scripts/gotest ./... -trimpath -vet=off -count=1 -timeout 5m
@@ -347,7 +346,7 @@ test-chart: build ## the Helm chart: lint, renderings, and the real agent starte
 
 .PHONY: test-mixin
 test-mixin: build ## alerts, rules and dashboards: each expression against the metrics of the real agent
-	@$(STAGE) mixin-modules $(ENV) mixin-modules
+	@$(STAGE) mixin-modules $(ENV) modules deploy/mixintest
 	@cd deploy/mixintest && ../../$(STAGE) mixin-vet go vet -trimpath ./...
 	@cd deploy/mixintest && ../../$(STAGE) test-mixin \
 		../../scripts/gotest ./... -trimpath -vet=off -count=1 -timeout 5m
