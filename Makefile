@@ -41,7 +41,7 @@ STAGE := scripts/stage
 FLAKY := scripts/flaky
 comma := ,
 PYTHON_SCRIPTS := $(addprefix ../scripts/,soak \
-	dockerfile-check cuda-header-check migrating.py mutants_vllm.py run-page size try release test_release.py)
+	dockerfile-check cuda-header-check mutants_vllm.py run-page size try release test_release.py)
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
 VENV   = $$($(ENV) tools)
