@@ -41,8 +41,7 @@ STAGE := scripts/stage
 FLAKY := scripts/flaky
 comma := ,
 PYTHON_SCRIPTS := $(addprefix ../scripts/,\
-	dockerfile-check cuda-header-check flaky gotest migrating.py run-page size try envs/vllm-uv \
-	envs/vllm-warm release) ../deploy/releasetest
+	dockerfile-check cuda-header-check run-page size release) ../deploy/releasetest
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
 VENV   = $$($(ENV) tools)
@@ -77,18 +76,18 @@ demo: build ## one agent, two mock engines, the first 1,000 requests of a real t
 	@bin/kvbench replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
 
 .PHONY: try
-try: wheel cpu-vllm ## vLLM on processors, a tiny model, two engines: the first token computed, and loaded by kvagent
-	@source build/cpu-vllm/bin/activate && python scripts/try build/cpu-vllm
+try: wheel cpu-vllm ## docs/TUTORIAL.md: vLLM on processors, where a second engine loads what the first computed
+	@KVAGENT_SOCKET_DIR=$${KVAGENT_SOCKET_DIR:-$$(mktemp -d)} $(STAGE) -v try scripts/run-page docs/TUTORIAL.md
 
 .PHONY: cpu-vllm
 cpu-vllm: # build/cpu-vllm: vLLM that runs on processors, with the wheel of dist/ and a tiny model
-	@$(ENV) packages python
+	@$(ENV) packages python try
 	@$(STAGE) -v vllm-venv $(ENV) vllm
 	@$(STAGE) -v vllm-serve-venv $(ENV) vllm-serve
 	@$(STAGE) cpu-vllm scripts/cpu-vllm build/cpu-vllm
 
 .PHONY: test-start
-test-start: ## a newcomer's way, with an empty HOME: `make try`, docs/TUTORIAL.md as it stands, figures of engines
+test-start: ## a newcomer's way, with an empty HOME: `make try`, figures of engines
 	@$(WITH_VLLM) $(STAGE) -v test-start scripts/test-start
 
 # ---- The loop: each of the three includes the one before; no stage is in two of them.
@@ -96,7 +95,7 @@ test-start: ## a newcomer's way, with an empty HOME: `make try`, docs/TUTORIAL.m
 .PHONY: check
 check: export GOPROXY := off
 check: ## format, lint of what changed, unit tests: two minutes, no download, no agents
-	@$(ENV) --have go python modules lint tools
+	@for name in 'packages go python' modules lint tools; do $(ENV) --have $$name >/dev/null; done
 	@scripts/beside '$(MAKE) lint-changed test-python-units' '$(MAKE) test-go-units'
 
 .PHONY: test
@@ -158,15 +157,15 @@ test-go: trace-said ## Go tests with -short and the race detector; those of poli
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test \
-		scripts/gotest go-test "$$(go list ./... | grep -v /pool/evict | xargs)" -- -short $(GO_TEST_FLAGS)
-	@$(STAGE) -v go-test-pure scripts/gotest go-test-pure ./pool/evict/... -- -short $(GO_TEST_PLAIN)
+		scripts/gotest "$$(go list ./... | grep -v /pool/evict | xargs)" -short $(GO_TEST_FLAGS)
+	@$(STAGE) -v go-test-pure scripts/gotest ./pool/evict/... -short $(GO_TEST_PLAIN)
 
 .PHONY: test-long
 test-long: trace-said ## Go tests that -short leaves out or shortens: tortures, several nodes, a browser, benchmarks
 	@$(ENV) packages go servers browser
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-long \
-		scripts/marked go-test-long 'if testing\.Short\(\).* \{' $(GO_TEST_FLAGS)
+		scripts/marked 'if testing\.Short\(\).* \{' $(GO_TEST_FLAGS)
 
 # Their tests wait most, for disks, servers and processes: begun first, they wait beside all others.
 SLOW_UNITS := ./pool/tier ./pool/disk ./cudaipc/mover ./agent ./ipc ./pool/redis ./pool/evict
@@ -181,7 +180,7 @@ test-figures: trace-said ## Go tests that measure hits, rates and times, without
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-figures \
-		scripts/marked go-test-figures 'figures\(t\)' -count=1 $(GO_TEST_PLAIN) -p 1
+		scripts/marked 'figures\(t\)' -count=1 $(GO_TEST_PLAIN) -p 1
 
 # Only builds with the tag softcuda load the software driver that KVAGENT_LIBCUDA names.
 SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1
@@ -215,18 +214,18 @@ CUDA_TAGS     := -tags cuda,softcuda
 .PHONY: test-cuda-smoke
 test-cuda-smoke: softcuda # one walk of blocks through the CUDA path, on the software driver
 	@$(STAGE) -v test-cuda-smoke $(WITH_SOFTCUDA) \
-		scripts/gotest test-cuda-smoke ./cudaipc/cuda -- -run '^TestCUDADevice$$' $(CUDA_TAGS) $(GO_TEST_PLAIN)
+		scripts/gotest ./cudaipc/cuda -run '^TestCUDADevice$$' $(CUDA_TAGS) $(GO_TEST_PLAIN)
 
 .PHONY: test-cuda
 test-cuda: softcuda ## the CUDA path on a software driver, mostly with the race detector
 	@$(STAGE) -v test-cuda $(WITH_SOFTCUDA) \
-		scripts/gotest test-cuda ./cudaipc/... -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
+		scripts/gotest ./cudaipc/... -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
 	@$(STAGE) -v test-cuda-fire $(WITH_SOFTCUDA) SOFTCUDA_EVENTS_ON_DEATH=fire SOFTCUDA_DRIVER_VERSION=13000 \
-		scripts/gotest test-cuda-fire ./cudaipc/... -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
+		scripts/gotest ./cudaipc/... -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
 	@$(STAGE) -v test-cuda-sample $(WITH_SOFTCUDA) \
-		scripts/gotest test-cuda-sample ./transfer -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
+		scripts/gotest ./transfer -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
 	@$(STAGE) -v test-cuda-path $(WITH_SOFTCUDA) \
-		scripts/gotest test-cuda-path ./cmd/kvagent -- -count=1 -run TestCUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
+		scripts/gotest ./cmd/kvagent -count=1 -run TestCUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
 
 .PHONY: test-python
 test-python: build ## Python tests, with the real agent
@@ -339,18 +338,18 @@ dockerfile-check: ## check the Dockerfile as far as possible without a container
 # A module of its own: Helm's library and Kubernetes' types are no part of the product's go.mod.
 .PHONY: test-chart
 test-chart: build ## the Helm chart: lint, renderings, and the real agent started with each, also in pods of namespaces
-	@$(STAGE) chart-modules $(ENV) chart-modules
+	@$(STAGE) chart-modules $(ENV) modules deploy/charttest
 	@cd deploy/charttest && ../../$(STAGE) chart-vet go vet -trimpath ./...
 	@cd deploy/charttest && ../../$(STAGE) test-chart \
-		../../scripts/gotest test-chart ./... -- -trimpath -vet=off -count=1 -timeout 5m
+		../../scripts/gotest ./... -trimpath -vet=off -count=1 -timeout 5m
 	@grep 'LEFT OUT' build/log/test-chart.log >&2 || true
 
 .PHONY: test-mixin
 test-mixin: build ## alerts, rules and dashboards: each expression against the metrics of the real agent
-	@$(STAGE) mixin-modules $(ENV) mixin-modules
+	@$(STAGE) mixin-modules $(ENV) modules deploy/mixintest
 	@cd deploy/mixintest && ../../$(STAGE) mixin-vet go vet -trimpath ./...
 	@cd deploy/mixintest && ../../$(STAGE) test-mixin \
-		../../scripts/gotest test-mixin ./... -- -trimpath -vet=off -count=1 -timeout 5m
+		../../scripts/gotest ./... -trimpath -vet=off -count=1 -timeout 5m
 
 # ---- Wheels with the agent, for the platforms in ARCHS. zig's compiler builds for glibc 2.28 and
 # both processors, on any Linux.

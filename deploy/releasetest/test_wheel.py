@@ -98,7 +98,7 @@ def make_environment(tools: Path, python: str, venv: Path) -> None:
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     path = ":".join([*map(str, pyenv.glob(f"versions/{python}.*/bin")), os.environ["PATH"]])
     environment = os.environ | {"PATH": path, "UV_PYTHON_INSTALL_DIR": str(venv.parent / "pythons")}
-    uv: list[str | Path] = [ROOT / "scripts/envs/vllm-uv", tools, "run", "--no-project", "--python", python]
+    uv: list[str | Path] = [tools / "bin/uv", "--system-certs", "run", "--no-project", "--python", python]
     try:
         output(*uv, "python", "-m", "venv", venv, cwd=venv.parent, env=environment)
     except subprocess.SubprocessError as error:
