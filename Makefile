@@ -41,7 +41,7 @@ STAGE := scripts/stage
 FLAKY := scripts/flaky
 comma := ,
 PYTHON_SCRIPTS := $(addprefix ../scripts/,\
-	dockerfile-check cuda-header-check run-page size release) ../deploy/releasetest
+	dockerfile-check cuda-header-check run-page size try release) ../deploy/releasetest
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
 VENV   = $$($(ENV) tools)
@@ -76,18 +76,18 @@ demo: build ## one agent, two mock engines, the first 1,000 requests of a real t
 	@bin/kvbench replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
 
 .PHONY: try
-try: wheel cpu-vllm ## docs/TUTORIAL.md: vLLM on processors, where a second engine loads what the first computed
-	@KVAGENT_SOCKET_DIR=$${KVAGENT_SOCKET_DIR:-$$(mktemp -d)} $(STAGE) -v try scripts/run-page docs/TUTORIAL.md
+try: wheel cpu-vllm ## vLLM on processors, a tiny model, two engines: the first token computed, and loaded by kvagent
+	@source build/cpu-vllm/bin/activate && python scripts/try build/cpu-vllm
 
 .PHONY: cpu-vllm
 cpu-vllm: # build/cpu-vllm: vLLM that runs on processors, with the wheel of dist/ and a tiny model
-	@$(ENV) packages python try
+	@$(ENV) packages python
 	@$(STAGE) -v vllm-venv $(ENV) vllm
 	@$(STAGE) -v vllm-serve-venv $(ENV) vllm-serve
 	@$(STAGE) cpu-vllm scripts/cpu-vllm build/cpu-vllm
 
 .PHONY: test-start
-test-start: ## a newcomer's way, with an empty HOME: `make try`, figures of engines
+test-start: ## a newcomer's way, with an empty HOME: `make try`, docs/TUTORIAL.md as it stands, figures of engines
 	@$(WITH_VLLM) $(STAGE) -v test-start scripts/test-start
 
 # ---- The loop: each of the three includes the one before; no stage is in two of them.
