@@ -40,8 +40,7 @@ STAGE := scripts/stage
 # A failed test runs again, twice at most; what passes then is listed at the end.
 FLAKY := scripts/flaky
 comma := ,
-PYTHON_SCRIPTS := $(addprefix ../scripts/,\
-	dockerfile-check cuda-header-check run-page size try release) ../deploy/releasetest
+PYTHON_SCRIPTS := $(addprefix ../scripts/,cuda-header-check run-page size try release) ../deploy/releasetest
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
 VENV   = $$($(ENV) tools)
@@ -333,7 +332,7 @@ mutants: ## apply each patch of testdata/mutants in a copy and check that its te
 
 .PHONY: dockerfile-check
 dockerfile-check: ## check the Dockerfile as far as possible without a container engine
-	@$(STAGE) dockerfile scripts/dockerfile-check
+	@$(STAGE) dockerfile $(RELEASETEST)/test_dockerfile.py
 
 # A module of its own: Helm's library and Kubernetes' types are no part of the product's go.mod.
 .PHONY: test-chart
