@@ -125,17 +125,21 @@ test-rest: build # long tests, vLLM, CUDA, wheels, release, chart, several nodes
 .PHONY: lint
 lint: lint-go lint-python ## formatting and static checks, Go and Python
 
+CUDA_LINTED := ./cudaipc/... ./transfer ./cmd/kvagent ./lab/...
+
 .PHONY: lint-go
 lint-go: export GOFLAGS := -trimpath
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@$(ENV) packages go
 	@$(STAGE) linter $(ENV) lint
 	@$(STAGE) golangci-lint $(LINT) ./...
-	@$(STAGE) golangci-lint-cuda $(LINT) --build-tags cuda,softcuda ./cudaipc/... ./transfer ./cmd/kvagent ./lab/...
+	@$(STAGE) golangci-lint-cuda $(LINT) --build-tags cuda,softcuda $(CUDA_LINTED)
 
 .PHONY: lint-changed
-lint-changed: lint-python # of Go code the packages that changed since BASE, and the format of all
-	@$(STAGE) lint-changed scripts/lint-changed $(BASE)
+lint-changed: export GOFLAGS := -trimpath
+lint-changed: lint-python # of Go code what changed since BASE
+	@$(STAGE) golangci-lint $(LINT) --new-from-rev $(BASE) ./...
+	@$(STAGE) golangci-lint-cuda $(LINT) --new-from-rev $(BASE) --build-tags cuda,softcuda $(CUDA_LINTED)
 
 .PHONY: lint-python
 lint-python:

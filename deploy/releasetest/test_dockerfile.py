@@ -35,7 +35,7 @@ def output(*command: str | Path, **more: Any) -> str:
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy what .dockerignore leaves: the last pattern that matches it or a folder above decides."""
+    """Copy what .dockerignore leaves: the last pattern decides that fits it or a folder above."""
     target = tmp_path_factory.mktemp("image")
     patterns = [line for line in (ROOT / ".dockerignore").read_text().split("\n") if line and line[0] != "#"]
     for name in output("git", "-C", ROOT, "ls-files").splitlines():
