@@ -241,8 +241,8 @@ func (x *expectations) addSettings(f *pflag.FlagSet) {
 	f.Var(&x.hitRateOff, "expect-hit-rate-off", "most that the hit rate differs from the simulation's; 0 is any")
 	f.Var(settings.Duration(&x.overDeadline, 0, time.Minute), "expect-over-deadline",
 		"most that a look-up is over its deadline, on a machine that does not stand still; 0 is any")
-	f.Var(&x.growth, "expect-growth", "most that the agents' memory beside their pools, descriptors or goroutines grow "+
-		"from the first half of the rounds to the second; 0 is any")
+	f.Var(&x.growth, "expect-growth", "most that the agents' memory beside their pools, descriptors or goroutines "+
+		"grow from the first half of the rounds to the second; 0 is any")
 	f.Var(settings.Names(&x.blocks), "expect-blocks",
 		"least blocks from sources in the agents' last lives, such as redis=40; any=50 counts all lives")
 }
