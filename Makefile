@@ -311,6 +311,7 @@ torture-nodes-short: build # kills and pauses everything on 2 and 3 nodes over R
 .PHONY: torture-cuda-short
 torture-cuda-short: build-softcuda softcuda
 	@$(STAGE) -v torture-cuda-short scripts/torture cuda-short
+	@$(STAGE) -v torture-cuda-short-fire scripts/torture cuda-short-fire
 
 .PHONY: torture
 torture: build ## long runs with kills, pauses and many engines (hours; TRACE= names the full trace)

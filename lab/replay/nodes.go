@@ -114,22 +114,32 @@ func (r *replay) stopNodes(within time.Duration) error {
 // node returns the node of an engine.
 func (r *replay) node(engine int) *agentProcess { return r.nodes[engine%len(r.nodes)] }
 
-// size is what agents have of memory beside their pools, in KiB, and of descriptors.
-type size [2]int
+// size is what agents have of memory beside their pools, in KiB, of descriptors and of goroutines.
+type size [3]int
 
-// noteSize adds the size of all agents.
-func (r *replay) noteSize() {
+// noteSize adds the size of all agents, if one that was started here runs.
+func (r *replay) noteSize(ctx context.Context) {
 	var all size
 	for _, a := range r.nodes {
 		if c := a.current(); c != nil { // it was started here, and runs
 			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.OS.Pid)) // one that ends now has none
-			_, own, _ := strings.Cut(string(text), "\nRssAnon:")
-			kib, _ := strconv.Atoi(strings.Fields(own + " 0")[0])
 			files, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.OS.Pid))
-			all[0], all[1] = all[0]+kib, all[1]+len(files)
+			metrics, _ := a.admin.Get(ctx, "/metrics")
+			all[0] += after("\nRssAnon:", text)
+			all[1] += len(files)
+			all[2] += after("\ngo_goroutines ", metrics)
 		}
 	}
-	r.sizes = append(r.sizes, all)
+	if all[1] > 0 {
+		r.sizes = append(r.sizes, all)
+	}
+}
+
+// after returns the number after a name in a text, or 0.
+func after(name string, text []byte) int {
+	_, rest, _ := strings.Cut(string(text), name)
+	number, _ := strconv.Atoi(strings.Fields(rest + " 0")[0])
+	return number
 }
 
 // growth returns by how much the greatest sizes of the second half exceed those of the first.

@@ -46,7 +46,7 @@ type Report struct {
 	// As the agents' last incarnations report them.
 	SamplesMismatched uint64  `json:"samples_mismatched"`
 	OverDeadlineUS    float64 `json:"lookup_over_deadline_max_us"` // the farthest of a look-up
-	Growth            float64 `json:"growth"`                      // of the agents, over the rounds
+	Growth            float64 `json:"growth"`                      // of the agents, over the rounds, if it is expected
 	// The latest end of a wait of 2 ms in the replay's own process.
 	MachineLagUS float64 `json:"machine_lag_max_us"`
 	WallS        float64 `json:"wall_s"`
@@ -241,8 +241,8 @@ func (x *expectations) addSettings(f *pflag.FlagSet) {
 	f.Var(&x.hitRateOff, "expect-hit-rate-off", "most that the hit rate differs from the simulation's; 0 is any")
 	f.Var(settings.Duration(&x.overDeadline, 0, time.Minute), "expect-over-deadline",
 		"most that a look-up is over its deadline, on a machine that does not stand still; 0 is any")
-	f.Var(&x.growth, "expect-growth", "most that the agents' memory beside their pools, or their descriptors, grow "+
-		"from the first half of the rounds to the second; 0 is any")
+	f.Var(&x.growth, "expect-growth", "most that the agents' memory beside their pools, descriptors or goroutines "+
+		"grow from the first half of the rounds to the second; 0 is any")
 	f.Var(settings.Names(&x.blocks), "expect-blocks",
 		"least blocks from sources in the agents' last lives, such as redis=40; any=50 counts all lives")
 }

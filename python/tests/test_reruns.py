@@ -42,6 +42,8 @@ def run(command: list[str], folder: Path, listed: Path, **env: str) -> subproces
         ('if once() { t.Errorf("wrong checksum %d", 1) }', False, False),
         ('if once() { t.Errorf("exit 1, %d wrong bytes", 0) }', True, True),
         ('if once() { panic("late") }', False, False),
+        ('if once() { t.Error("an agent says:\\nWARNING: DATA RACE") }', False, False),
+        ("if once() { os.Exit(1) }", False, False),
         ("leaks = once()", False, False),
         ("if once() { n := 0; c := make(chan int); go func() { n++; close(c) }(); n++; <-c }", False, False),
     ],
