@@ -147,7 +147,7 @@ def test_a_log_that_is_a_pipe_holds_up_nothing(started: StartedAgents) -> None:
 
 def test_it_belongs_to_no_engine(started: StartedAgents) -> None:
     """The terminal's interrupt, the end of the engine and of all its children do not reach it."""
-    with asker(started, "import signal\nsignal.pause()") as engine:
+    with asker(started, "import signal\nsignal.signal(2, signal.SIG_DFL)\nsignal.pause()") as engine:
         assert engine.stdout is not None
         assert engine.stdout.readline() == b"there\n"
         agent = started.serving()
