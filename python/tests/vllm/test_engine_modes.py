@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.agent import eventually
 from tests.vllm import engine as real
 from tests.vllm.agents import figures
 from tests.vllm.engine import BLOCK, PROMPTS, WHOLE_BLOCKS
@@ -79,16 +78,13 @@ def test_switches_of_requests(alive: Alive, reference: list[list[int]]) -> None:
 
     alive.forget()
     assert asked("a", save=False) == (0, 0)
-    stored, _ = asked("a", pin=1000)
+    stored, _ = asked("a")
     assert stored > WHOLE_BLOCKS // 2
-    eventually(lambda: alive.agent.status()["keep"]["blocks"] > 0, "kept blocks")
     assert asked("a", load=False, save=False) == (0, 0)
     _, loaded = asked("a", max_load_tokens=BLOCK)
     assert 0 < loaded <= len(PROMPTS)
     _, loaded = asked("a")
     assert loaded > WHOLE_BLOCKS // 2
-    asked("b", ttl=0.001)
-    eventually(lambda: alive.agent.status()["keep"]["brief_dropped"] > 0, "dropped blocks")
 
 
 def says(llm: Any, salt: str, params: dict[str, object]) -> list[list[int]]:

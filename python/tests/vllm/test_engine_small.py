@@ -4,7 +4,7 @@ loaded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,15 +23,8 @@ ROUNDS = 3  # one cold, others warm
 
 def test_too_few_blocks(opt: Path, node: AgentProcess, reference: list[list[int]]) -> None:
     llm = real.make_engine(opt, str(node.folder), num_gpu_blocks_override=34)
-    preempted: list[str] = []
     side, _ = real.sides(llm)
-    forget = side._preempted
-
-    def count(request: str, **more: Any) -> None:
-        preempted.append(request)
-        forget(request, **more)
-
-    side._preempted = count
+    preempted = real.preemptions(llm)
     try:
         rounds = 0
         while rounds < ROUNDS or not preempted:
