@@ -255,3 +255,43 @@ func TestPromisesWithoutStagingEnd(t *testing.T) {
 		n.Unpin(refs)
 	})
 }
+
+// waiting is a store whose Get waits until it is let go.
+type waiting struct {
+	pool.Store
+	began chan struct{} // has an element for each Get
+	let   chan struct{} // closed: they go on
+}
+
+func (w *waiting) Get(ctx context.Context, items []pool.Item) error {
+	w.began <- struct{}{}
+	<-w.let
+	return w.Store.Get(ctx, items)
+}
+
+// TestWhatComesDuringAPinIsNotFetchedAgain lets a block come to memory between the look into memory
+// and the promise of a second pin.
+func TestWhatComesDuringAPinIsNotFetchedAgain(t *testing.T) {
+	h := chain("a", 1)
+	store := &waiting{shelved(t, h), make(chan struct{}, 10), make(chan struct{})}
+	var hook func()
+	n := newNode(t, 64, 2, Options{testHook: func() {
+		if do := hook; do != nil {
+			hook = nil
+			do()
+		}
+	}}, Tier{Name: "shared", Store: store, FetchWithin: time.Hour})
+	n.know(h)
+	_, first, _ := n.Pin(n.space, 0, h, 1<<40, nil)
+	<-store.began
+	hook = func() { // the worker waits, so it is the second pin that calls
+		close(store.let)
+		n.settle(first)
+	}
+	count, second, _ := n.Pin(n.space, 0, h, 1<<40, nil)
+	if count != 1 || len(second) != 1 || isPromise(second[0]) {
+		t.Errorf("%d blocks are pinned as %v, want one in memory", count, second)
+	}
+	n.Unpin(first)
+	n.Unpin(second)
+}

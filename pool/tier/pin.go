@@ -26,24 +26,23 @@ func (p *Pool) Pin(
 	defer scratchPool.Put(w)
 	end := p.locate(w, s, group, &h, n)
 	for i := n; i < end; {
-		if w.where[i-n] == inMemory {
-			to := runEnd(w.where, i-n, end-n) + n
-			got, all, more := p.Memory.Pin(s, group, h.Slice(i, to), maxBytes-bytes, refs)
-			refs, bytes = all, bytes+more
-			if i += got; i < to {
-				return i, refs, bytes // evicted meanwhile, or maxBytes is reached
+		if w.where[i-n] != inMemory {
+			if maxBytes-bytes < g.memory {
+				return i, refs, bytes
 			}
-			continue
+			if ref, ok := p.promise(s, group, &h, i, uint8(w.where[i-n])); ok {
+				refs, bytes = append(refs, ref), bytes+g.memory
+				i++
+				continue
+			}
+			w.where[i-n] = inMemory // if it has come meanwhile
 		}
-		if maxBytes-bytes < g.memory {
-			return i, refs, bytes
+		to := runEnd(w.where, i-n, end-n) + n
+		got, all, more := p.Memory.Pin(s, group, h.Slice(i, to), maxBytes-bytes, refs)
+		refs, bytes = all, bytes+more
+		if i += got; i < to {
+			return i, refs, bytes // evicted meanwhile, or maxBytes is reached
 		}
-		ref, ok := p.promise(s, group, &h, i, uint8(w.where[i-n]))
-		if !ok {
-			return i, refs, bytes
-		}
-		refs, bytes = append(refs, ref), bytes+g.memory
-		i++
 	}
 	return end, refs, bytes
 }

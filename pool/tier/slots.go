@@ -108,11 +108,11 @@ func (p *Pool) offerSaved(saved []origin, status []pool.Status) {
 	}
 }
 
-// visible reports whether all shards of an entry are committed.
-func (p *Pool) visible(o *origin) bool {
-	if o.sp.spec.Shards == 1 {
-		return true
-	}
+// visible reports whether all shards of an entry are committed, one of them just now.
+func (p *Pool) visible(o *origin) bool { return o.sp.spec.Shards == 1 || p.has(o) }
+
+// has reports whether memory has an entry.
+func (p *Pool) has(o *origin) bool {
 	var present [1]bool
 	hash := pool.Chain(o.key.hash.Bytes[:o.key.hash.Len], int(o.key.hash.Len))
 	p.Memory.Exists(o.key.space, o.key.group, hash, present[:])
