@@ -18,6 +18,10 @@ func (l *Ledger) startLocked(w *wish) {
 		r.State, r.Reason = Missing, "memory has none of the blocks"
 		return
 	}
+	if stored == w.blocks && w.action.Kind >= Prefetch { // perhaps the request itself has fetched them meanwhile
+		r.Reason = "memory has all of the blocks"
+		return
+	}
 	switch w.action.Kind {
 	case Retain, Demote:
 		l.rankLocked(w)
@@ -191,11 +195,7 @@ func (l *Ledger) drop(w *wish) {
 
 func (l *Ledger) prefetchLocked(w *wish, stored int) {
 	r := w.receipt
-	switch {
-	case stored == w.blocks:
-		r.Reason = "memory has all of the blocks"
-		return
-	case l.c.Raise == nil:
+	if l.c.Raise == nil {
 		r.State, r.Reason = Rejected, "there is no tier"
 		return
 	}

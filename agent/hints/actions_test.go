@@ -303,8 +303,10 @@ func TestReceiptsOfPrefetchAndFetch(t *testing.T) {
 	w := newWorld(t, 0)
 	w.save(have)
 	begun, _ := fetching(w, nil)
-	if r := w.do(have, hints.Action{Kind: hints.Prefetch})[0]; r.State != hints.Accepted || r.Blocks != 2 {
-		t.Errorf("in memory already: %+v", r)
+	for _, kind := range []hints.Kind{hints.Prefetch, hints.Fetch} {
+		if r := w.do(have, hints.Action{Kind: kind, Peer: "there:1"})[0]; r.State != hints.Accepted || r.Blocks != 2 {
+			t.Errorf("in memory already: %+v", r)
+		}
 	}
 	if r := w.do(a, hints.Action{Kind: hints.Fetch, Peer: "elsewhere:1"})[0]; r.State != hints.Rejected {
 		t.Errorf("from an agent that is not asked: %+v", r)
