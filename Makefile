@@ -252,7 +252,7 @@ vllm-early: # starts to install the environment with vLLM while other stages run
 
 .PHONY: test-vllm
 test-vllm: build ## the vLLM connector under the locked vLLM (1 GB of download the first time; KVAGENT_SKIP_VLLM=1)
-	@$(ENV) packages python
+	@$(ENV) packages python servers
 	@$(STAGE) venv $(ENV) tools
 	@$(WITH_VLLM) $(STAGE) -v vllm-venv $(ENV) vllm
 	@$(WITH_VLLM) $(STAGE) -v vllm-serve-venv $(ENV) vllm-serve
@@ -269,7 +269,7 @@ test-vllm-short: build ## the shortest run that shows the connector at work: sch
 
 .PHONY: test-vllm-oldest
 test-vllm-oldest: build ## the same under the oldest supported vLLM; only one engine, cold and warm
-	@$(ENV) packages python
+	@$(ENV) packages python servers
 	@$(STAGE) venv $(ENV) tools
 	@$(WITH_VLLM) $(STAGE) -v vllm-venv-$(VLLM_OLDEST) $(ENV) vllm $(VLLM_OLDEST)
 	@$(STAGE) -v test-vllm-$(VLLM_OLDEST) scripts/test-vllm $(VLLM_OLDEST)
