@@ -234,20 +234,25 @@ func (m *fixture) pid() int {
 
 func (m *fixture) submit(id int, copies int) (tickets []cudaipc.Ticket) {
 	m.t.Helper()
-	const blocks, n = 32, regionSize / 32
 	for range copies {
-		c := &cudaipc.Copy{Sum: true}
-		for b := range blocks {
-			c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(b) * n, ArenaOff: int64(b) * n, Len: n})
-			c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
-		}
-		ticket, err := m.peer(id).Copy(c)
+		ticket, err := m.copy(id)
 		if err != nil {
 			m.t.Fatalf("Copy: %v", err)
 		}
 		tickets = append(tickets, ticket)
 	}
 	return tickets
+}
+
+// copy submits a copy, which fails if the mover is lost.
+func (m *fixture) copy(id int) (cudaipc.Ticket, error) {
+	const blocks, n = 32, regionSize / 32
+	c := &cudaipc.Copy{Sum: true}
+	for b := range blocks {
+		c.Runs = append(c.Runs, cudaipc.Run{Region: 1, RegionOff: uint64(b) * n, ArenaOff: int64(b) * n, Len: n})
+		c.Blocks = append(c.Blocks, cudaipc.Block{Runs: 1})
+	}
+	return m.peer(id).Copy(c)
 }
 
 func (m *fixture) done(ticket cudaipc.Ticket) cudaipc.Done {
