@@ -95,7 +95,9 @@ def test_vllms_envelope_steers(opt: Path, reference: list[list[int]]) -> None:
             assert answer["said"] == reference[5]
             whole = (len(PROMPT) - 1) // BLOCK
             fetched, retained, pinned, other = answer["receipts"]
-            assert (fetched["id"], fetched["state"], fetched["blocks"]) == ("f", "accepted", whole), answer
+            # The request's own look-up may have fetched some of them before the hint was read.
+            assert (fetched["id"], fetched["state"]) == ("f", "accepted"), answer
+            assert 0 < fetched["blocks"] <= whole, answer
             assert answer["cached"] == whole * BLOCK
             assert [retained["state"], pinned["state"]] == ["deferred"] * 2
             assert (other["id"], other["state"]) == ("o", "rejected")

@@ -86,7 +86,7 @@ def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, kind: s
     first, second = worlds(**options), worlds(**options)
     trained = lives = 0
     while not (lives and met(first, second)):
-        assert lives < LIVES, "no preemption, or no load, in all of them"
+        assert lives < LIVES, f"{first.preempted + second.preempted} preemptions, {second.side.counts}"
         trained += live(first, seed + lives, f"cold{lives}-", retrain=not lives)
         if second.gpu.weights != first.gpu.weights:
             assert second.retrain()

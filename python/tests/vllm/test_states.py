@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PROMPT = [i % 400 + 5 for i in range(100)]
 LAST = 96  # tokens: the last end of a block in it, where vLLM keeps a state
+SAVED: dict[str, Any] = {"pin_percent": 50}  # room for a whole request: what has none at its end is not saved
 
 
 def asked(world: World, name: str, prompt: list[int], tokens: int = 4) -> int:
@@ -29,7 +30,7 @@ def asked(world: World, name: str, prompt: list[int], tokens: int = 4) -> int:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_hit_ends_where_vllm_kept_a_state(worlds: Any, agent: AgentProcess, asynchronous: bool) -> None:
-    world = worlds(window=1, kind="states", asynchronous=asynchronous, depth=1 + asynchronous)
+    world = worlds(window=1, kind="states", asynchronous=asynchronous, depth=1 + asynchronous, extra=SAVED)
     assert asked(world, "cold", PROMPT) == 0
     assert asked(world, "warm", PROMPT) == LAST
     assert asked(world, "longer", [*PROMPT[: LAST + 2], *range(60)]) == LAST
@@ -39,7 +40,7 @@ def test_a_hit_ends_where_vllm_kept_a_state(worlds: Any, agent: AgentProcess, as
 
 
 def test_states_after_generated_tokens_are_found(worlds: Any, agent: AgentProcess) -> None:
-    world = worlds(window=1, kind="states", dense=True)
+    world = worlds(window=1, kind="states", dense=True, extra=SAVED)
     assert asked(world, "cold", PROMPT, 80) == 0
     said = PROMPT + world.outputs["cold"]
     assert asked(world, "next", [*said, *range(20)]) == len(said) // BLOCK * BLOCK
@@ -48,21 +49,21 @@ def test_states_after_generated_tokens_are_found(worlds: Any, agent: AgentProces
 
 
 def test_vllm_keeps_no_states_after_generated_tokens_unless_asked_to(worlds: Any, agent: AgentProcess) -> None:
-    world = worlds(window=1, kind="states")
+    world = worlds(window=1, kind="states", extra=SAVED)
     assert asked(world, "cold", PROMPT, 80) == 0
     assert asked(world, "next", [*PROMPT, *world.outputs["cold"]]) == LAST
     clean(world, agent)
 
 
 def test_only_states_of_prompts_are_saved_where_the_options_say_so(worlds: Any, agent: AgentProcess) -> None:
-    world = worlds(window=1, kind="states", dense=True, extra={"save_decode": False})
+    world = worlds(window=1, kind="states", dense=True, extra=SAVED | {"save_decode": False})
     assert asked(world, "cold", PROMPT, 80) == 0
     assert asked(world, "next", [*PROMPT, *world.outputs["cold"]]) == LAST
     clean(world, agent)
 
 
 def test_a_chunk_that_has_begun_is_needed_whole(worlds: Any, agent: AgentProcess) -> None:
-    world = worlds(window=64, kind="chunked")
+    world = worlds(window=64, kind="chunked", extra=SAVED)
     assert asked(world, "cold", PROMPT) == 0
     assert asked(world, "warm", PROMPT) == LAST
     assert asked(world, "shorter", [*PROMPT[:70], *range(60)]) == 64
@@ -71,7 +72,7 @@ def test_a_chunk_that_has_begun_is_needed_whole(worlds: Any, agent: AgentProcess
 
 @pytest.mark.parametrize("end", ["killed", "frozen"])
 def test_an_agent_that_is_gone_costs_no_state(worlds: Any, agent: AgentProcess, end: str) -> None:
-    world = worlds(window=1, kind="states", asynchronous=True, depth=2, extra={"load_deadline_ms": 300})
+    world = worlds(window=1, kind="states", asynchronous=True, depth=2, extra=SAVED | {"load_deadline_ms": 300})
     assert asked(world, "cold", PROMPT) == 0
     assert world.scheduler.reset_prefix_cache()
     world.add("warm", PROMPT, 4)
