@@ -72,7 +72,7 @@ type Tier struct {
 	PutQueue    int           // entries waiting to be written, 16,384; more are not written
 	FetchWithin time.Duration // one Get, 2 s
 	PutWithin   time.Duration // one Put or Delete, 5 s
-	AskWithin   time.Duration // one Exists, 100 ms: how long a look-up may stay pending
+	AskWithin   time.Duration // one Exists, 500 ms: how long a look-up may stay pending
 	FoundFor    time.Duration // how long a shared store is believed to have an entry, 10 s
 	AbsentFor   time.Duration // ... and to lack it, 2 s
 	BreakAfter  int           // failures in a row that open the breaker, 3
@@ -147,7 +147,7 @@ func (t *Tier) complete() error {
 	t.PutQueue, t.BreakAfter = cmp.Or(t.PutQueue, 16384), cmp.Or(t.BreakAfter, 3)
 	t.FetchWithin = cmp.Or(t.FetchWithin, 2*time.Second)
 	t.PutWithin = cmp.Or(t.PutWithin, 5*time.Second)
-	t.AskWithin = cmp.Or(t.AskWithin, 100*time.Millisecond)
+	t.AskWithin = cmp.Or(t.AskWithin, 500*time.Millisecond)
 	t.FoundFor, t.AbsentFor = cmp.Or(t.FoundFor, 10*time.Second), cmp.Or(t.AbsentFor, 2*time.Second)
 	t.BreakFirst = cmp.Or(t.BreakFirst, 500*time.Millisecond)
 	t.BreakLast = cmp.Or(t.BreakLast, max(10*time.Second, t.BreakFirst))

@@ -1,10 +1,12 @@
 package tier
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -35,6 +37,32 @@ func TestSharedStoreIsGivenTime(t *testing.T) {
 		n.levels[0].countResult(t.Context(), nil)
 		breaks(n, m)
 		shared("when it has failed again", true)
+	})
+}
+
+// far is a store that takes a while for each answer.
+type far struct{ pool.Store }
+
+func (f far) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
+	select {
+	case <-time.After(300 * time.Millisecond):
+		return f.Store.Exists(ctx, keys, status)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func TestFarStoreIsUsed(t *testing.T) {
+	h := chain("a", 100)
+	store := shelved(t, h)
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, 400, 2, Options{}, Tier{Name: "shared", Store: far{store}})
+		if found := n.know(h); found != h.N {
+			t.Errorf("%d of %d blocks are found", found, h.N)
+		}
+		if s := n.Report().Tiers[0]; s.AskFailed != 0 || !s.Up {
+			t.Errorf("%d questions failed, the store is %s", s.AskFailed, s.State)
+		}
 	})
 }
 
