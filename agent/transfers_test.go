@@ -52,8 +52,8 @@ func (x *pair) question(n int, name string) ipc.LookupRequest {
 	}
 }
 
-// ask asks, and releases the lease of the answer. Without a lease it returns no tokens: an answer has
-// some if nothing could be reserved at the moment.
+// ask asks, and releases the lease of the answer. Without a lease it returns no tokens: an answer
+// has some if nothing could be reserved at the moment.
 func (x *pair) ask(q ipc.LookupRequest) ipc.LookupReply {
 	x.d.t.Helper()
 	got := ask(x.d.t, x.look, q)

@@ -45,8 +45,8 @@ func (pr *promise) open() bool    { return pr.state == queued || pr.state == run
 func (pr *promise) wanted() bool  { return pr.pins > 0 || pr.hint }
 func (pr *promise) ref() pool.Ref { return promiseBit | pool.Ref(pr.id) }
 
-// promiseLocked pins the open promise of an entry, or else a new one. It returns false if memory has
-// the entry by now, the prefetch budget is used up or no tier that has the entry is up.
+// promiseLocked pins the open promise of an entry, or else a new one. It returns false if memory
+// has the entry by now, the prefetch budget is used up or no tier that has the entry is up.
 func (p *Pool) promiseLocked(made *promise) (pool.Ref, bool) {
 	pr := p.mu.open[made.key]
 	if pr == nil || pr.era != made.era {

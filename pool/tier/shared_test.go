@@ -40,12 +40,15 @@ func TestSharedStoreIsGivenTime(t *testing.T) {
 	})
 }
 
-// far is a store that takes a while for each answer.
-type far struct{ pool.Store }
+// far is a store whose answers take a while.
+type far struct {
+	pool.Store
+	while func() <-chan time.Time
+}
 
 func (f far) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
 	select {
-	case <-time.After(300 * time.Millisecond):
+	case <-f.while():
 		return f.Store.Exists(ctx, keys, status)
 	case <-ctx.Done():
 		return ctx.Err()
@@ -56,7 +59,8 @@ func TestFarStoreIsUsed(t *testing.T) {
 	h := chain("a", 100)
 	store := shelved(t, h)
 	synctest.Test(t, func(t *testing.T) {
-		n := newNode(t, 400, 2, Options{}, Tier{Name: "shared", Store: far{store}})
+		while := func() <-chan time.Time { return time.After(300 * time.Millisecond) }
+		n := newNode(t, 400, 2, Options{}, Tier{Name: "shared", Store: far{store, while}})
 		if found := n.know(h); found != h.N {
 			t.Errorf("%d of %d blocks are found", found, h.N)
 		}
