@@ -150,7 +150,10 @@ func testSamplesEnd(t T, f Fixture) {
 	for i := range uint32(60) {
 		s.Blocks = append(s.Blocks, cudaipc.SampleBlock{Block: i % sampledBlocks})
 	}
-	for closesWhileSumming(c, s) { // all samples had ended
+	for tries := 1; closesWhileSumming(c, s); tries++ { // all samples had ended
+		if tries == 20 {
+			t.Fatal("Close is never refused while the peer's memory is summed")
+		}
 		c = startSampled(t, f)
 	}
 	c.Close()
@@ -176,8 +179,8 @@ func closesWhileSumming(c *Session, s *cudaipc.Sample) (closes bool) {
 	for _, ticket := range tickets {
 		if err != nil {
 			c.Wait(ticket)
-		} else if _, ended, _ := ticket(0); !ended {
-			c.t.Fatalf("Close has succeeded while the peer's memory is summed")
+		} else if d, ended, _ := ticket(0); !ended || d.Err != nil {
+			c.t.Fatalf("Close has succeeded while the peer's memory is summed: %v", d.Err)
 		}
 	}
 	return err == nil
