@@ -50,7 +50,6 @@ def test_answers_are_the_same_with_a_budget_and_others_keep_theirs(
                 owner = next(one for one in pool["owners"]["list"] if one["budget_bytes"])
                 print(f"{run}: {loaded} of {WHOLE_BLOCKS} whole blocks loaded; {owner}; {figures(node)}")
                 assert owner["bytes"] <= owner["budget_bytes"] == BUDGET
-                assert loaded <= BUDGET // BLOCK_BYTES
             assert owner["evicted"] + owner["refused"] > 0, "the budget was not reached"
             assert pool["used_bytes"] == owner["bytes"] + OTHERS * OTHER_LAYERS * OTHER_BYTES
         finally:

@@ -142,6 +142,7 @@ def test_a_prefetch_at_the_pause_saves_what_memory_saves(opt: Path, tmp_path: Pa
         for i in range(PAUSES):
             for how, times in spent.items():
                 forget(llm)
+                eventually(lambda: agent.status()["leases"] == 0, "an agent that has heard that no block is in use")
                 if how != "oracle":
                     (dropped,) = told(agent, "kv.drop", "--session", "chat")
                     assert (dropped["state"], dropped["blocks"]) == ("accepted", whole), dropped

@@ -40,6 +40,7 @@ def test_a_prefetch_between_turns_has_the_prompt_in_memory(worlds: Any) -> None:
         eventually(lambda: agent.status()["hints"]["sessions"] == 1, "the agent knows the session")
         read = {}
         for how in ("without", "with"):
+            eventually(lambda: agent.status()["leases"] == 0, "an agent that has heard that no block is in use")
             (dropped,) = hint(agent, "kv.drop", "--session", "chat")
             assert (dropped["state"], dropped["blocks"]) == ("accepted", LOADED // BLOCK)
             if how == "with":
