@@ -35,7 +35,9 @@ func (p *Pool) Pin(
 				i++
 				continue
 			}
-			w.where[i-n] = inMemory // if it has come meanwhile
+			if p.markInMemory(w, s, group, &h, i, w.where[i-n:i-n+1]); w.where[i-n] != inMemory {
+				return i, refs, bytes // it has not come meanwhile
+			}
 		}
 		to := runEnd(w.where, i-n, end-n) + n
 		got, all, more := p.Memory.Pin(s, group, h.Slice(i, to), maxBytes-bytes, refs)
