@@ -16,7 +16,7 @@ import (
 
 // Limits of an explanation.
 const (
-	askTiers   = 100 * time.Millisecond // of the tiers, for each group
+	askTiers   = 600 * time.Millisecond // of the tiers, for each group: longer than a question by default
 	summarized = time.Hour
 )
 
