@@ -13,8 +13,8 @@ import (
 const (
 	most  = 4        // at a time, each of one group
 	bytes = 64 << 20 // that one of them pins at a time, while they come and until they are announced
-	// askWithin is how long one question to the tiers waits: longer than for look-ups, which a
-	// scheduler waits for, and short beside the time that the end of a fetch may take.
+	// askWithin is how long it waits for the tiers before it looks whether it is to end; a question
+	// that is still open is waited for again.
 	askWithin = 100 * time.Millisecond
 )
 

@@ -62,7 +62,8 @@ func (b *breaker) try(call func() error) error {
 }
 
 // briefPause is the longest pause of a breaker at which its store may be back soon. It doubles with
-// each try that fails: from 500 ms on, it is longer 3.5 s after the breaker has opened.
+// each try that fails: from 500 ms on, it is longer 3.5 s, and the time of three tries, after the
+// breaker has opened.
 const briefPause = 2 * time.Second
 
 // brief reports whether the store may be back soon. Stores that answer late on a busy machine open

@@ -72,7 +72,7 @@ type Tier struct {
 	PutQueue    int           // entries waiting to be written, 16,384; more are not written
 	FetchWithin time.Duration // one Get, 2 s
 	PutWithin   time.Duration // one Put or Delete, 5 s
-	AskWithin   time.Duration // one Exists, 500 ms: how long a look-up may stay pending
+	AskWithin   time.Duration // one Exists, 500 ms
 	FoundFor    time.Duration // how long a shared store is believed to have an entry, 10 s
 	AbsentFor   time.Duration // ... and to lack it, 2 s
 	BreakAfter  int           // failures in a row that open the breaker, 3

@@ -55,6 +55,7 @@ func (f far) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) 
 	}
 }
 
+// A store whose answers take longer than a request waits is used.
 func TestFarStoreIsUsed(t *testing.T) {
 	h := chain("a", 100)
 	store := shelved(t, h)

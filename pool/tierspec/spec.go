@@ -96,7 +96,7 @@ func (s *Spec) readCommon(o *options) {
 		}
 	}
 	if within := o.duration("within", 20*time.Millisecond, time.Minute); within != 0 {
-		s.FetchWithin, s.PutWithin, s.AskWithin = within, within*5/2, within/4
+		s.FetchWithin, s.PutWithin, s.AskWithin = within, within*5/2, min(within/4, 2*time.Second)
 	}
 }
 
