@@ -3,7 +3,8 @@
 Each has the output of an engine without the connector: cold, warm, as a second engine that preempts
 requests, and with its agent killed. It loads what it, or the first engine, has saved. The KV of a
 draft does not change the output, so its proposals are compared too. A sparse model's request says
-something else after a preemption in an engine without the connector, too: that one preempts none.
+something else after a preemption in an engine without the connector, too, so its second engine has
+room for all.
 """
 
 from __future__ import annotations
@@ -161,6 +162,7 @@ def test_every_engine_says_the_same(
             assert real.generate(llm, PROMPTS) == reference, "a second engine, preempted"
             real.settle(llm)
             llm.reset_prefix_cache()
+        assert bool(preempted) == (few is not None)
         print(f"{kind}, {few} blocks: {rounds} rounds, {len(preempted)} preemptions; {side.counts}")
         node.kill()
         try:

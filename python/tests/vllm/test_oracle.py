@@ -32,16 +32,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "BLNHC": {"v2": True, "asynchronous": True, "depth": 2, "blocks": 40, "max_batched": 40},
     "LBHNC": {"v2": False, "asynchronous": True, "depth": 2, "blocks": 34, "ranks": 2, "drafts": 3},
     "LHBNC": {"v2": True, "asynchronous": False, "blocks": 40, "ranks": 2, "max_batched": 40, "drafts": 2},
-    "BHLNC": {"v2": False, "asynchronous": False, "blocks": 36, "window": 40, "dense": True},
+    "BHLNC": {"v2": False, "asynchronous": False, "blocks": 36, "window": 40},
     "BLHNC": {
         "v2": True, "asynchronous": True, "depth": 2, "blocks": 38, "window": 40, "dense": True, "ranks": 2,
         "drafts": 3,
     },
     "LBNHC": {"v2": True, "asynchronous": True, "depth": 3, "blocks": 26, "window": 40, "scale": 2},
     "an indexer": {"asynchronous": True, "depth": 2, "blocks": 34, "kind": "indexer"},
-    "MLA with a window": {
-        "asynchronous": True, "blocks": 36, "window": 40, "dense": True, "kind": "mla", "layout": "BLNHC",
-    },
+    "MLA with a window": {"asynchronous": True, "blocks": 36, "window": 40, "kind": "mla", "layout": "BLNHC"},
     "chunks": {"asynchronous": True, "depth": 2, "blocks": 34, "window": 64, "kind": "chunked"},
     "states": {"asynchronous": True, "depth": 2, "blocks": 30, "window": 1, "kind": "states"},
     "states in two ranks": {"v2": False, "blocks": 34, "window": 1, "kind": "states", "ranks": 2, "max_batched": 40},
