@@ -53,7 +53,8 @@ const (
 )
 
 // Get reads items. It compares each with its key, length and checksum; on a mismatch the block is
-// Corrupt, counted, and dropped. A block that moves meanwhile is Missing.
+// Corrupt, counted, and dropped. A block that moves meanwhile is Missing; one whose directory cannot
+// be read is Busy.
 func (s *Store) Get(ctx context.Context, items []pool.Item) (err error) {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -119,9 +120,13 @@ func (s *Store) lookUp(it *pool.Item) (part, bool) {
 		it.Status = pool.Invalid
 		return part{}, false
 	}
+	if !s.choose(&it.Key).readable.Load() {
+		it.Status = pool.Busy
+		return part{}, false
+	}
 	p := part{item: it, tag: s.tagOf(&it.Key)}
 	var ok bool
-	if p.place, ok = s.index.get(p.tag); !ok || !s.choose(&it.Key).readable.Load() {
+	if p.place, ok = s.index.get(p.tag); !ok {
 		it.Status = pool.Missing
 		return part{}, false
 	}

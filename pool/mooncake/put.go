@@ -31,10 +31,10 @@ func (s *Store) settlePut(h *helper, it *pool.Item, _ *place, code int64) {
 
 var errFull = errors.New("mooncake: no segment has room")
 
-// Get implements pool.Store. An item that Mooncake did not return is Missing, one of another length
-// Corrupt.
+// Get implements pool.Store. Missing is an item that Mooncake does not have, Corrupt one of another
+// length, Busy one that it did not return.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
-	return s.transfer(ctx, opGet, items, pool.Missing, s.settleGet)
+	return s.transfer(ctx, opGet, items, pool.Busy, s.settleGet)
 }
 
 func (s *Store) settleGet(_ *helper, it *pool.Item, at *place, code int64) {
@@ -44,7 +44,9 @@ func (s *Store) settleGet(_ *helper, it *pool.Item, at *place, code int64) {
 		it.Status = pool.OK
 	case code >= 0 || code == codeWrongLength:
 		it.Status = pool.Corrupt
-	case code != codeNotFound && code != codeGone && code != codeNotReady:
+	case code == codeNotFound || code == codeGone || code == codeNotReady:
+		it.Status = pool.Missing
+	default:
 		s.count[countFailed].Add(1)
 	}
 }

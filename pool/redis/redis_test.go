@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -117,15 +118,13 @@ func TestRace(t *testing.T) {
 func TestOtherLength(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}})
-	for want, command := range map[pool.Status][]string{
-		pool.Corrupt: {"SET", "%s", "cut"}, pool.Missing: {"LPUSH", "%s", "another type"},
-	} {
-		it := pooltest.Block(int(want), 192<<10)
+	for i, command := range [][]string{{"SET", "", "cut"}, {"LPUSH", "", "another type"}} {
+		it := pooltest.Block(i, 192<<10)
 		command[1] = s.name(&it.Key)
 		if _, err := s.do(t.Context(), [][]string{command}); err != nil {
 			t.Fatal(err)
 		}
-		pooltest.Want(t, s, want, it)
+		pooltest.Want(t, s, pool.Corrupt, it)
 		if err := s.Delete(t.Context(), []pool.Key{it.Key}); err != nil {
 			t.Fatal(err)
 		}
@@ -353,6 +352,28 @@ func TestServerEvicts(t *testing.T) {
 	pooltest.Want(t, s, pool.OK, gone[0])
 }
 
+// TestRefusedIsNotMissing expects a key that the server does not return, though it has it, not to be
+// taken for one that is gone: the caller would delete the block's other shards.
+func TestRefusedIsNotMissing(t *testing.T) {
+	server := servertest.Redis(t)
+	s := openOn(t, Options{Addresses: []string{server.Addr}})
+	items := pooltest.Blocks(0, 3, 1000)
+	pooltest.Put(t, s, pool.OK, items...)
+	allow := func(names ...string) {
+		t.Helper()
+		command := append([]string{"ACL", "SETUSER", "default", "resetkeys"}, names...)
+		if _, err := s.do(t.Context(), [][]string{command}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	allow("~"+s.name(&items[0].Key), "~"+s.name(&items[2].Key))
+	if got := pooltest.Get(t, s, items...); !slices.Equal(got, []pool.Status{pool.OK, pool.Busy, pool.OK}) {
+		t.Errorf("status %v, want OK, Busy, OK", got)
+	}
+	allow("~*")
+	pooltest.Want(t, s, pool.OK, items...)
+}
+
 // TestPasswordChanges expects calls to fail after the password changed, and the store to recover by
 // itself with the old one.
 func TestPasswordChanges(t *testing.T) {
@@ -385,7 +406,7 @@ func TestPasswordChanges(t *testing.T) {
 		}
 		return s.State() == remote.Denied
 	})
-	pooltest.Want(t, s, pool.Missing, it)
+	pooltest.Want(t, s, pool.Busy, it)
 	pooltest.Put(t, s, pool.Busy, pooltest.Block(1, 1000))
 	admin("ACL", "SETUSER", "kv", "resetpass", ">secret")
 	pooltest.Until(t, "the old password serves again", func() bool { return pooltest.Get(t, s, it)[0] == pool.OK })

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/redis/rueidis"
@@ -43,19 +44,19 @@ func (s *Store) stateAfter(err error) remote.State {
 }
 
 // isDenied reports whether a server refused a client's credentials.
-func isDenied(err error) bool {
+func isDenied(err error) bool { return isError(err, "NOAUTH", "WRONGPASS", "NOPERM") }
+
+// isFull reports whether a server refused to store because of maxmemory.
+func isFull(err error) bool { return isError(err, "OOM") }
+
+// isError reports whether a server answered with an error of one of the kinds.
+func isError(err error, kinds ...string) bool {
 	e, ok := rueidis.IsRedisErr(err)
 	if !ok {
 		return false
 	}
 	kind, _, _ := strings.Cut(e.Error(), " ")
-	return kind == "NOAUTH" || kind == "WRONGPASS" || kind == "NOPERM"
-}
-
-// isFull reports whether a server refused to store because of maxmemory.
-func isFull(err error) bool {
-	e, ok := rueidis.IsRedisErr(err)
-	return ok && strings.HasPrefix(e.Error(), "OOM")
+	return slices.Contains(kinds, kind)
 }
 
 // Usage returns nothing: the server has its own figures, of all who use it.

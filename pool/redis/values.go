@@ -81,8 +81,8 @@ func (s *Store) putBatch(ctx context.Context, items []*pool.Item) error {
 	return err
 }
 
-// Get implements pool.Store. An item that the server refused is Missing, one of another length
-// Corrupt.
+// Get implements pool.Store. Missing is a key that does not exist, Corrupt a value of another length
+// or type, Busy one that the server refused or has not answered.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return s.batches(ctx, items, s.getBatch)
 }
@@ -90,7 +90,7 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 func (s *Store) getBatch(ctx context.Context, items []*pool.Item) error {
 	commands := make([][]string, len(items))
 	for i, it := range items {
-		it.Status = pool.Missing
+		it.Status = pool.Busy
 		commands[i] = readTo(s.name(&it.Key), len(it.Data)) // one byte more than it should have
 	}
 	results, err := s.do(ctx, commands)
@@ -100,9 +100,12 @@ func (s *Store) getBatch(ctx context.Context, items []*pool.Item) error {
 	for i, it := range items {
 		value, err := results[i].ToString()
 		switch {
+		case isError(err, "WRONGTYPE"):
+			it.Status = pool.Corrupt
 		case err != nil:
 			s.count[countFailed].Add(1)
 		case value == "": // as if it were missing
+			it.Status = pool.Missing
 		case len(value) != len(it.Data):
 			it.Status = pool.Corrupt
 		default:

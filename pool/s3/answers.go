@@ -72,12 +72,12 @@ func (a *answer) Read(p []byte) (n int, err error) {
 // errLength is the error for an object of another length than asked for.
 var errLength = errors.New("s3: another length")
 
-// Get implements pool.Store. An item that the service did not return is Missing, one of another
-// length Corrupt.
+// Get implements pool.Store. Missing is an object that does not exist, Corrupt one of another length,
+// Busy one that the service did not return.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return s.each(ctx, len(items), func(i int) error {
 		it := &items[i]
-		it.Status = pool.Missing
+		it.Status = pool.Busy
 		if !remote.Valid(&it.Key) {
 			it.Status = pool.Invalid
 			return nil
@@ -90,6 +90,8 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 		switch s.judgeRead(ctx, err) {
 		case done:
 			it.Status = pool.OK
+		case missing:
+			it.Status = pool.Missing
 		case silence:
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -235,7 +236,7 @@ func TestDenied(t *testing.T) {
 	o = options(server)
 	o.Bucket = "another"
 	s = open(t, o)
-	pooltest.Want(t, s, pool.Missing, pooltest.Block(1, 10))
+	pooltest.Want(t, s, pool.Busy, pooltest.Block(1, 10))
 	if s.State() != remote.Denied {
 		t.Errorf("no such bucket: state %v, want denied", s.State())
 	}
@@ -283,7 +284,8 @@ func TestKeysMayNotList(t *testing.T) {
 			status[0] != pool.Missing {
 			t.Errorf("%s: exists: %v, %v", why, status, err)
 		}
-		pooltest.Want(t, s, pool.Missing, pooltest.Block(9, 1000))
+		got := map[bool]pool.Status{true: pool.Busy, false: pool.Missing}[want == remote.Denied]
+		pooltest.Want(t, s, got, pooltest.Block(9, 1000))
 		if s.State() != want || s.count[countHidden].Load() != hidden {
 			t.Errorf("%s: state %v, want %v, %+v", why, s.State(), want, s.Report())
 		}
@@ -304,6 +306,42 @@ func TestKeysMayNotList(t *testing.T) {
 		", "), "ok denied false, denied ok false, ok ok true, ok denied false, denied ok false"; got != want {
 		t.Errorf("told %q, want %q", got, want)
 	}
+}
+
+// overloaded answers 503 to reads of one object, as S3 does to many requests.
+type overloaded struct {
+	http.RoundTripper
+	object atomic.Pointer[string]
+}
+
+func (o *overloaded) RoundTrip(r *http.Request) (*http.Response, error) {
+	w, err := o.RoundTripper.RoundTrip(r)
+	if name := o.object.Load(); err == nil && name != nil && strings.HasSuffix(r.URL.Path, *name) {
+		w.Body.Close()
+		w.StatusCode, w.Status, w.ContentLength = http.StatusServiceUnavailable, "503 Slow Down", -1
+		w.Body, w.Header = http.NoBody, http.Header{}
+	}
+	return w, err
+}
+
+// TestRefusedIsNotMissing expects an object that the service does not return, though it has it, not
+// to be taken for one that is gone: the caller would delete the block's other shards.
+func TestRefusedIsNotMissing(t *testing.T) {
+	o := options(servertest.S3(t, bucket))
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	service := &overloaded{RoundTripper: transport}
+	o.Transport = service
+	s := open(t, o)
+	items := pooltest.Blocks(0, 3, 1000)
+	pooltest.Put(t, s, pool.OK, items...)
+	name := s.name(&items[1].Key)
+	service.object.Store(&name)
+	if got := pooltest.Get(t, s, items...); !slices.Equal(got, []pool.Status{pool.OK, pool.Busy, pool.OK}) {
+		t.Errorf("status %v, want OK, Busy, OK", got)
+	}
+	service.object.Store(nil)
+	pooltest.Want(t, s, pool.OK, items...)
 }
 
 // notConditional answers as a service that does not support If-None-Match.
@@ -370,7 +408,7 @@ func TestBucketGoes(t *testing.T) {
 	if err := os.RemoveAll(where); err != nil {
 		t.Fatal(err)
 	}
-	pooltest.Want(t, s, pool.Missing, pooltest.Block(1, 1000))
+	pooltest.Want(t, s, pool.Busy, pooltest.Block(1, 1000))
 	pooltest.Put(t, s, pool.Busy, pooltest.Block(2, 1000))
 	status := []pool.Status{pool.OK}
 	if err := s.Exists(t.Context(), []pool.Key{pooltest.Block(1, 1).Key}, status); err != nil ||
@@ -407,7 +445,7 @@ func TestKeysChange(t *testing.T) {
 	pooltest.Put(t, s, pool.OK, it)
 	server.Setenv("ROOT_SECRET_KEY", "another-secret")
 	server.Restart()
-	pooltest.Want(t, s, pool.Missing, it)
+	pooltest.Want(t, s, pool.Busy, it)
 	pooltest.Put(t, s, pool.Busy, pooltest.Block(2, 1000))
 	if s.State() != remote.Denied {
 		t.Errorf("state %v, want denied", s.State())

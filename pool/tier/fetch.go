@@ -106,7 +106,7 @@ func (l *level) get(ctx context.Context, items []pool.Item) (using <-chan struct
 	defer stop()
 	start := time.Now()
 	err := l.Store.Get(within, items)
-	l.countResult(ctx, err)
+	l.countResult(ctx, moves, err)
 	l.count.add(func(t *pool.TierStatus) { smooth(&t.FetchSeconds, start) })
 	return stillUsing(err)
 }
@@ -148,15 +148,13 @@ func (l *level) arrive(f *incoming) (remove bool) {
 		return false
 	}
 	l.count.add(func(t *pool.TierStatus) { t.Misses++ })
-	if bad || absent > 0 {
-		l.notFound(f)
-		remove = bad || ok > 0
-	}
+	l.notFound(f)
 	l.p.end(f.promise, l)
-	return remove
+	return bad || absent > 0 && ok > 0
 }
 
-// notFound records that the store does not have an entry completely.
+// notFound records that the store did not return an entry completely, so that it is not asked for
+// at once again.
 func (l *level) notFound(f *incoming) {
 	digest := f.era.digest(f.key.group, f.key.hash.Bytes[:f.key.hash.Len])
 	l.written.put(digest, false, l.p.now()) // unknown
