@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -199,6 +200,38 @@ func TestResetWhileTheStoreIsDown(t *testing.T) {
 		synctest.Wait()
 		if b.epoch() != 1 {
 			t.Errorf("the other node is in epoch %d, want 1", b.epoch())
+		}
+	})
+}
+
+// readOnly is a store that refuses every put.
+type readOnly struct{ pool.Store }
+
+func (readOnly) Put(_ context.Context, items []pool.Item) error {
+	for i := range items {
+		items[i].Status = pool.Busy
+	}
+	return nil
+}
+
+// TestResetsAreHeardOfWhereNoneCanBeTold checks that a node that may only read a store, so that its
+// own reset stays its own, still adopts those of others.
+func TestResetsAreHeardOfWhereNoneCanBeTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		a := newNode(t, 200, 2, Options{Node: "a"}, sharing(store))
+		b := newNode(t, 200, 2, Options{Node: "b"}, sharing(readOnly{store}))
+		other, err := b.OpenSpace(specOf("another", 2))
+		check(t, err)
+		_, err = b.ResetSpace(other)
+		check(t, err)
+		time.Sleep(2 * b.o.EpochEvery)
+		synctest.Wait()
+		a.reset()
+		time.Sleep(2 * b.o.EpochEvery)
+		synctest.Wait()
+		if b.epoch() != 1 {
+			t.Errorf("epoch %d, want 1", b.epoch())
 		}
 	})
 }

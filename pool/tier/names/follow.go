@@ -117,13 +117,21 @@ func (t *tier) allToFollow() (all []followedSpace) {
 }
 
 // followRound asks for the next epoch of all spaces together, and checks all markers of those for
-// which that is not enough.
+// which that is not enough. A store that takes no marker of one space still tells of the others.
 func (t *tier) followRound(ctx context.Context) error {
 	var near []followedSpace
 	var keys []pool.Key
+	var refused error
+	follow := func(f *followedSpace) error {
+		err := t.followSpace(ctx, f)
+		if errors.Is(err, errNoMarker) {
+			refused, err = err, nil
+		}
+		return err
+	}
 	for _, f := range t.spacesToFollow() {
 		if f.full {
-			if err := t.followSpace(ctx, &f); err != nil {
+			if err := follow(&f); err != nil {
 				return err
 			}
 			continue
@@ -135,11 +143,11 @@ func (t *tier) followRound(ctx context.Context) error {
 		if status[i] != pool.OK {
 			continue
 		}
-		if err := t.followSpace(ctx, &near[i]); err != nil {
+		if err := follow(&near[i]); err != nil {
 			return err
 		}
 	}
-	return err
+	return errors.Join(refused, err)
 }
 
 // followSpace checks all markers of a space. It adopts a later epoch, or puts the markers that the
