@@ -61,7 +61,7 @@ func (l *level) ask(ctx context.Context, q *question) {
 	var err error
 	if l.up() { // it may have failed while the question waited
 		err = l.Store.Exists(within, q.keys, status)
-		l.countResult(ctx, err)
+		l.countResult(ctx, asks, err)
 	} else {
 		err = errClosing
 	}

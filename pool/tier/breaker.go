@@ -8,25 +8,35 @@ import (
 	"github.com/kvagent/kvagent/backoff"
 )
 
-// breaker stops calls to a store that fails. It opens after a number of failures in a row; while it
-// is open only the level's monitor calls the store.
+// call is a kind of call to a store. One that moves no values may still answer questions, as a disk
+// does from memory.
+type call uint8
+
+const (
+	asks  call = iota // Exists, Delete
+	moves             // Put, Get
+	calls
+)
+
+// breaker stops calls to a store that fails. It opens after a number of failures of one kind in a
+// row; while it is open only the level's monitor calls the store.
 type breaker struct {
 	closed atomic.Bool // the store may be called
 
 	mu       sync.Mutex
-	failures int // in a row
+	failures [calls]int // in a row
 	backoff  backoff.Backoff
 	err      error // the last one
 	opened   uint64
 }
 
 // failed counts a failure and reports whether it opened the breaker.
-func (b *breaker) failed(t *Tier, err error) (opens bool) {
+func (b *breaker) failed(t *Tier, c call, err error) (opens bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.err = err
-	b.failures++
-	if b.failures < t.BreakAfter || !b.closed.Load() {
+	b.failures[c]++
+	if b.failures[c] < t.BreakAfter || !b.closed.Load() {
 		return false
 	}
 	b.closed.Store(false)
@@ -37,22 +47,25 @@ func (b *breaker) failed(t *Tier, err error) (opens bool) {
 }
 
 // worked ends a row of failures while the breaker is closed.
-func (b *breaker) worked() {
+func (b *breaker) worked(c call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
-		b.failures = 0
-		b.backoff.Reset()
+		b.failures[c] = 0
+		if b.failures == [calls]int{} {
+			b.backoff.Reset()
+		}
 	}
 }
 
-// try makes one call for the monitor: success closes the breaker, failure doubles the pause.
-func (b *breaker) try(call func() error) error {
-	err := call()
+// try asks a question for the monitor: an answer closes the breaker, failure doubles the pause. If
+// values have failed, the next one that fails opens it again, for a longer pause.
+func (b *breaker) try(t *Tier, ask func() error) error {
+	err := ask()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err == nil {
-		b.failures = 0
+		b.failures = [calls]int{moves: min(b.failures[moves], t.BreakAfter-1)}
 		b.closed.Store(true)
 		return nil
 	}

@@ -60,7 +60,7 @@ type act func(n *node, m *moody)
 func breaks(n *node, m *moody) {
 	m.fails.Store(true)
 	l := n.levels[0]
-	for !l.breaker.failed(&l.Tier, errMoody) && l.up() {
+	for !l.breaker.failed(&l.Tier, moves, errMoody) && l.up() {
 		continue
 	}
 	l.signal()
@@ -71,7 +71,7 @@ func breaks(n *node, m *moody) {
 func breaksUnheard(n *node, m *moody) {
 	m.fails.Store(true)
 	l := n.levels[0]
-	for !l.breaker.failed(&l.Tier, errMoody) && l.up() {
+	for !l.breaker.failed(&l.Tier, moves, errMoody) && l.up() {
 		continue
 	}
 	l.signal()

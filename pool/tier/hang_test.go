@@ -2,8 +2,11 @@ package tier
 
 import (
 	"context"
+	"strconv"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -68,5 +71,50 @@ func TestDeletesHoldNoFetches(t *testing.T) {
 	close(store.works)
 	r.waitFor("what was damaged is deleted", func(r *pool.TierReport) bool {
 		return r.Tiers[0].Deleted == 16 && shelf.Len() == 4
+	})
+}
+
+// still is a store that says what it has, and from which nothing arrives.
+type still struct{ pool.Store }
+
+func (still) Get(ctx context.Context, _ []pool.Item) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// TestStoreThatOnlyAnswersQuestions checks that a store from which nothing arrives is not used,
+// though it answers every question, and that each value that does not arrive then makes the pause
+// longer.
+func TestStoreThatOnlyAnswersQuestions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		w := newNode(t, 200, 1, Options{}, sharing(store))
+		n := newNode(t, 200, 1, Options{}, sharing(still{store}))
+		l, tries := n.levels[0], 0
+		try := func() {
+			tries++
+			h := chain(strconv.Itoa(tries), 1)
+			w.save(h)
+			w.stored(0, uint64(tries))
+			if n.know(h) != 1 {
+				t.Fatalf("prompt %d is not found", tries)
+			}
+			_, refs := n.settled(h)
+			n.Unpin(refs)
+		}
+		for range l.BreakAfter {
+			try()
+		}
+		for pause := l.BreakFirst; pause < 4*l.BreakFirst; pause *= 2 {
+			if l.up() {
+				t.Fatalf("it is used after %d values that did not arrive", tries)
+			}
+			time.Sleep(pause - time.Millisecond)
+			if l.up() {
+				t.Errorf("it is used again before a pause of %v", pause)
+			}
+			time.Sleep(2 * time.Millisecond)
+			try()
+		}
 	})
 }

@@ -182,7 +182,7 @@ func (l *level) markInLocal(w *scratch, sp *space, now *era, group uint8, h *poo
 		status[i] = pool.Missing
 	}
 	if err := l.Store.Exists(context.Background(), w.keys, status); err != nil {
-		l.countResult(context.Background(), err)
+		l.countResult(context.Background(), asks, err)
 		return
 	}
 	for i := range n {

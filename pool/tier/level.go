@@ -138,10 +138,10 @@ func (l *level) doneWriting() {
 }
 
 // countResult counts the outcome of a call to the store, and opens the breaker.
-func (l *level) countResult(ctx context.Context, err error) {
+func (l *level) countResult(ctx context.Context, c call, err error) {
 	switch {
 	case err == nil:
-		l.breaker.worked()
+		l.breaker.worked(c)
 		return
 	case ctx.Err() != nil:
 		return // the stack is closing
@@ -150,7 +150,7 @@ func (l *level) countResult(ctx context.Context, err error) {
 	default:
 		l.count.add(func(t *pool.TierStatus) { t.Errors++ })
 	}
-	if l.breaker.failed(&l.Tier, err) {
+	if l.breaker.failed(&l.Tier, c, err) {
 		l.p.o.Log(l.Name, "the store fails: it is not used until it works again", err)
 		l.p.storage.noteAll()
 		l.signal()
@@ -188,7 +188,7 @@ func (l *level) reconnect(ctx context.Context) {
 		if !pauseFor(ctx, pause) {
 			return
 		}
-		if l.breaker.try(func() error { return l.probe(ctx) }) == nil {
+		if l.breaker.try(&l.Tier, func() error { return l.probe(ctx) }) == nil {
 			l.p.o.Log(l.Name, "the store works again", nil)
 			l.p.storage.noteAll()
 			return

@@ -70,7 +70,7 @@ func (l *level) notStored(ctx context.Context, batch []origin) (out []origin) {
 	within, stop := context.WithTimeout(ctx, l.PutWithin)
 	defer stop()
 	err := l.Store.Exists(within, keys, status)
-	l.countResult(ctx, err)
+	l.countResult(ctx, asks, err)
 	if err != nil {
 		l.count.add(func(t *pool.TierStatus) { t.Lost += uint64(len(batch)) })
 		return nil
@@ -218,7 +218,7 @@ func (l *level) putAll(ctx, within context.Context, items []pool.Item) error {
 		items[i].Status = pool.Busy
 	}
 	err := l.Store.Put(within, items)
-	l.countResult(ctx, err)
+	l.countResult(ctx, moves, err)
 	return err
 }
 

@@ -67,7 +67,7 @@ func (l *level) remove(ctx context.Context, keys []pool.Key) {
 	within, stop := context.WithTimeout(ctx, l.PutWithin)
 	defer stop()
 	err := l.Store.Delete(within, keys)
-	l.countResult(ctx, err)
+	l.countResult(ctx, asks, err)
 	if err == nil {
 		l.count.add(func(t *pool.TierStatus) { t.Deleted += uint64(len(keys)) })
 	}

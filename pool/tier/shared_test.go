@@ -34,7 +34,7 @@ func TestSharedStoreIsGivenTime(t *testing.T) {
 		shared("after the third try", false)
 		mends(n, m)
 		shared("when it works again", true)
-		n.levels[0].countResult(t.Context(), nil)
+		n.levels[0].countResult(t.Context(), moves, nil)
 		breaks(n, m)
 		shared("when it has failed again", true)
 	})

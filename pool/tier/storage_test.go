@@ -67,7 +67,7 @@ func TestStorageNotesTheDisk(t *testing.T) {
 		store.fails.Store(true)
 		l := n.levels[0]
 		for l.up() {
-			l.countResult(t.Context(), errMoody)
+			l.countResult(t.Context(), moves, errMoody)
 		}
 		comes("a disk that fails has nothing", 0)
 		store.fails.Store(false)
