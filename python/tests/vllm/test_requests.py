@@ -7,12 +7,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import kvagent.vllm
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
 from kvagent.vllm.scheduler.saves import final_tokens
+from tests.vllm.gpu import Part
 from tests.vllm.setting import BLOCK
+from tests.vllm.sibling import Loader
 from tests.vllm.test_failures import PROMPT, UNANSWERED, cold, spoil
 from tests.vllm.world import World, clean
 
@@ -90,6 +93,40 @@ def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: Ag
     assert other.side.counts.tokens_loaded >= 144
     assert not other.gpu.bad, f"a table that was not replaced: {other.gpu.bad[:2]}"
     clean(world, agent, other)
+
+
+@pytest.mark.parametrize("saves", ["eager", "lazy"])
+@pytest.mark.parametrize("v2", [False, True])
+def test_what_another_connector_loads_is_saved_once_it_is_there(
+    worlds: Any, agent: AgentProcess, v2: bool, saves: str
+) -> None:
+    """vLLM counts its tokens as computed as soon as the load begins, while the blocks still hold
+    what an earlier request left there.
+    """
+    kvagent.vllm.register()
+    options = {"socket_dir": str(agent.folder), "start_wait_ms": 20_000, "pin_percent": 40}
+    children: list[dict[str, Any]] = [
+        {"kv_connector": "KVAgentConnector", "kv_connector_extra_config": options | {"offload": saves}},
+        {"kv_connector": "Loader", "kv_connector_module_path": "tests.vllm.sibling"},
+    ]
+    multi = {
+        "kv_connector": "MultiConnector", "kv_connector_module_path": None,
+        "kv_connector_extra_config": {"connectors": [{"kv_role": "kv_both"} | child for child in children]},
+    }  # fmt: skip
+    world, plain = worlds(v2=v2, transfer=multi, blocks=16), worlds(v2=v2)
+    Loader.write = lambda name, blocks: world.gpu.run(
+        Part(name, 0, Loader.TOKENS, 0, (blocks,), samples=False, fresh=True)
+    )
+    prompts = {name: [ord(name) + i % 50 for i in range(100)] for name in "abcd"}
+    for name, prompt in prompts.items():
+        world.add(name, prompt, 20)
+        world.run()
+        world.promised[name] += 1  # by the other connector
+    for name, prompt in prompts.items():
+        plain.add(name, prompt, 4)
+    plain.run()
+    assert plain.side.counts.tokens_loaded >= 2 * Loader.TOKENS
+    clean(plain, agent, world)
 
 
 @pytest.mark.parametrize("v2", [False, True])

@@ -71,6 +71,7 @@ class SchedulerSide:
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
         self._held: list[Any] = []  # blocks of these: the next step may not reuse them, as vLLM zeroes them first
+        self._admitted: list[Tracked] = []  # since the last step, without a load of the agent's
         self._steps = 0
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
         self._moved_at = -1  # the step after which the generation last changed
@@ -118,6 +119,7 @@ class SchedulerSide:
         if self._may_save:
             self._stale.admit(tracked, blocks.blocks if blocks is not None else ())
             self.saves.admit(tracked)
+            self._admitted.append(tracked)
 
     def plan(self, output: Any) -> StepPlan:
         """Return the plan of the step that ``output`` describes."""
@@ -132,9 +134,15 @@ class SchedulerSide:
             self._poll_agent()
         self._stale.mark_blocks()
         for request in preempted:  # one that a reset preempted may have been admitted again
-            if (tracked := self.requests.get(request)) is not None and request not in scheduled:
+            tracked = self.requests.get(request)
+            if tracked is not None and request not in scheduled and (tracked.waits or not tracked.load):
                 self.waiting_loads.lost(tracked)
                 self._lost_blocks(tracked)
+        for tracked in self._admitted:
+            if tracked.request.request_id not in scheduled:  # another connector loads its blocks, as if computed
+                tracked.phase = Phase.LOADED
+                self.saves.schedule.remove(tracked)
+        self._admitted.clear()
         now = time.monotonic()
         plan = StepPlan(
             idle=not self.requests or not scheduled, decoding=_decoding(output),
