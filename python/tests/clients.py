@@ -20,7 +20,7 @@ NESTED = (
 ACTIONS = ("kv.retain", "kv.pin", "kv.demote", "kv.drop", "kv.prefetch", "kv.fetch", "kv.other")
 SCALARS = (
     None, True, False, 0, -1, 8080, 1 << 63, 1 << 200, 1.5, math.nan, math.inf, "", "x", "a@b:1", "\ud800", "\0",
-    "y" * 9999,
+    "y" * 9999, "9" * 9999,
 )  # fmt: skip
 
 
@@ -41,6 +41,7 @@ def some_params(dice: random.Random, number: int) -> Any:
     if dice.random() < 0.2:
         return some_json(dice)
     sane = {dice.choice(("do_remote_decode", "do_remote_prefill")): True, "transfer_id": f"t{number}"}
+    sane["remote_kv_source"] = {"remote_host": "h", "remote_port": dice.choice(SCALARS)}
     sane |= {"remote_port": 8080, "kvagent.hints": [some_action(dice) for _ in range(dice.randrange(3))]}
     return sane | {name: some_json(dice, dice.randrange(3)) for name in dice.sample(NAMES, dice.randrange(5))}
 

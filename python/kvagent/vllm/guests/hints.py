@@ -133,7 +133,7 @@ def _source(params: Mapping[str, Any]) -> HintAction | None:
     """Return the fetch that llm-d's ``remote_kv_source`` means, if it is there."""
     given = params.get("remote_kv_source")
     host, port = (given.get("remote_host"), given.get("remote_port")) if isinstance(given, Mapping) else ("", 0)
-    if isinstance(port, str) and port.isdecimal():
+    if isinstance(port, str) and port.isdecimal() and len(port) <= 5:  # int() refuses 4,301
         port = int(port)
     if not isinstance(host, str) or not host or not isinstance(port, int) or not 0 < port < 1 << 16:
         return None
