@@ -50,9 +50,10 @@ class Media(Guest):
         """Key a request by its items, or bar it."""
         request = tracked.request
         features = getattr(request, "mm_features", None) or ()
+        if getattr(request, "resumable", False) and self._multimodal:
+            self._bar(tracked)  # a session's later turns bring items, and replace tokens that have keys
+            return
         if not features:
-            if self._multimodal and getattr(request, "resumable", False):  # a session may get items later
-                self._bar(tracked)
             return
         names, before = {str(one.identifier) for one in features}, len(self._ambiguous)
         if self._how == CONTENT:
@@ -109,7 +110,9 @@ class Keyed:
         """The identifiers of its items."""
         self._items = sorted(items)
         self._hash_tokens = hash_tokens
-        self._begin()
+        self._seen = hashlib.sha256()  # items that begin before the end of the last key
+        self._taken = 0
+        self._keys: list[bytes] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._request, name)
@@ -118,10 +121,6 @@ class Keyed:
     def block_hashes(self) -> list[bytes]:
         """Return keys in place of vLLM's hashes, as many and as long as there are by now."""
         hashes = self._request.block_hashes
-        if len(self._request.mm_features) != len(self._items):
-            return self._keys  # the content of later items is unknown
-        if len(self._keys) > len(hashes):
-            self._begin()
         for i in range(len(self._keys), len(hashes)):
             while self._taken < len(self._items) and self._items[self._taken][0] < (i + 1) * self._hash_tokens:
                 begin, content = self._items[self._taken]
@@ -131,11 +130,6 @@ class Keyed:
             key.update(hashes[i])
             self._keys.append(key.digest()[: len(hashes[i])] if self._taken else hashes[i])
         return self._keys
-
-    def _begin(self) -> None:
-        self._seen = hashlib.sha256()  # items that begin before the end of the last key
-        self._taken = 0
-        self._keys: list[bytes] = []
 
 
 def content_digest(modality: str, data: Any) -> bytes:
