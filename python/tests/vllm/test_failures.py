@@ -412,6 +412,26 @@ def test_a_new_agent_is_given_what_a_running_request_has(worlds: Any, agent: Age
     clean(world, agent)
 
 
+def test_no_step_is_signalled_while_the_engine_sleeps(
+    worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of a CUDA clock is of vLLM's allocator, which unmaps it."""
+    world, ended = worlds(), list[int]()
+    world.add("cold", PROMPT, 10)
+    world.run()
+    worker = world.workers[0]
+    end = worker._worker._clock.end
+    monkeypatch.setattr(worker._worker._clock, "end", lambda step: (ended.append(step), end(step)))
+    worker.unregister_kv_caches()
+    for _ in range(3):
+        world.step()
+    assert ended == []
+    worker.restore_kv_caches()
+    world.step()
+    assert ended
+    clean(world, agent)
+
+
 @pytest.mark.parametrize("shut", [False, True])
 def test_memory_is_kept_where_no_fence_came_in_time(
     worlds: Callable[..., World], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: Any, shut: bool

@@ -189,6 +189,7 @@ class WorkerSide:
         self._link = link
         self.words = clock.words
         self._clock = clock
+        self._left = False
         self.per_block = per_block
         self._idle = 0  # steps in a row without requests, since the agent last sent something
         self._decode_steps = DecodeSteps()
@@ -258,7 +259,8 @@ class WorkerSide:
         for guest in self.guests:
             guest.end()
         self._open = None
-        self._clock.end(self.step)
+        if not self._left:  # vLLM unmaps the memory of a CUDA clock while the engine sleeps
+            self._clock.end(self.step)
         session = self._attached() if plan.saves else None
         if session is not None:
             session.cork()  # one message: waking the agent costs more than sending
@@ -320,6 +322,7 @@ class WorkerSide:
         nothing is sent: their ends are the fences of their jobs. Closing one would tell the agent
         that this process has stopped using its memory, and would prove nothing here.
         """
+        self._left = True
         if last := self._link.close():
             self._add_session(last)
         if link_busy := self._link.busy:
@@ -330,7 +333,7 @@ class WorkerSide:
 
     def rejoin(self, link: Link) -> None:
         """Continue with another link, after ``leave``."""
-        self._link = link
+        self._link, self._left = link, False
 
     def _move(self, serial: int, generation: str) -> None:
         """Move to another generation's space. The old sessions' ends are their jobs' fences."""
