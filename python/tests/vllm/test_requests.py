@@ -95,6 +95,22 @@ def test_a_resumed_request_saves_what_its_new_blocks_hold(worlds: Any, agent: Ag
     clean(world, agent, other)
 
 
+@pytest.mark.parametrize("v2", [False, True])
+def test_what_a_resumed_request_loads_is_not_saved_again(worlds: Any, agent: AgentProcess, v2: bool) -> None:
+    """vLLM tells of its preemption with the step that admits it again."""
+    world = worlds(v2=v2, extra={"pin_percent": 40})
+    world.add("long", PROMPT, 60)
+    while len(world.outputs["long"]) < 20 or world.side.saves.busy():
+        world.step()
+    preempt_all(world)
+    existed = world.side.counts.saves_existed
+    world.run()
+    assert world.resumed[RESUMED[v2]] == 1
+    assert world.side.counts.tokens_loaded >= 100 // BLOCK * BLOCK
+    assert world.side.counts.saves_existed == existed
+    clean(world, agent)
+
+
 @pytest.mark.parametrize("saves", ["eager", "lazy"])
 @pytest.mark.parametrize("v2", [False, True])
 def test_what_another_connector_loads_is_saved_once_it_is_there(
