@@ -131,6 +131,21 @@ func TestStrayDescriptors(t *testing.T) {
 	}
 }
 
+// Descriptors of a message that came in place of HELLO are closed.
+func TestDescriptorsBeforeHello(t *testing.T) {
+	agent, raw := rawPair(t)
+	before := openFDs(t)
+	if _, _, err := raw.WriteMsgUnix(frameOf(regionsWith(10)), unix.UnixRights(make([]int, 10)...), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ServeHandshake(agent, Welcome{}); err == nil {
+		t.Error("accepted")
+	}
+	if after := openFDs(t); after != before {
+		t.Errorf("%d descriptors are open, before %d", after, before)
+	}
+}
+
 // When the limit of open files is reached the kernel drops descriptors: those that came are closed.
 func TestDescriptorLimit(t *testing.T) {
 	agent, raw := rawPair(t)

@@ -18,10 +18,11 @@ func (m *Error) Error() string { return fmt.Sprintf("the peer says (code %d): %s
 // If the client does not speak that version, or no valid HELLO arrives within HandshakeTimeout, it
 // sends ERROR and returns the error; the caller closes the connection.
 func ServeHandshake(c *Conn, w Welcome) (*Hello, error) {
-	msg, _, err := c.receive(HandshakeTimeout)
+	msg, fds, err := c.receive(HandshakeTimeout)
 	if err != nil {
 		return nil, c.refuse(ErrCodeMalformed, err)
 	}
+	closeAll(fds) // HELLO has none
 	hello, ok := msg.(*Hello)
 	if !ok {
 		return nil, c.refuse(ErrCodeMalformed, fmt.Errorf("%T came before HELLO", msg))
