@@ -252,6 +252,12 @@ func Listen(path string, group int) (*Listener, error) {
 	return out, nil
 }
 
+// TakeLock returns the lock of the directory, which Close then leaves to the caller.
+func (l *Listener) TakeLock() (lock *os.File) {
+	lock, l.lock = l.lock, nil
+	return lock
+}
+
 // Reachable reports whether the socket's file still exists and is the one that was bound.
 func (l *Listener) Reachable() bool {
 	now, err := os.Lstat(l.path)

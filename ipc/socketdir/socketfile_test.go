@@ -142,7 +142,21 @@ func TestDirectoryLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	lock := second.TakeLock()
 	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := ListenAdmin(dir, 0); !errors.Is(err, ErrInUse) {
+		t.Errorf("a directory whose lock was taken from its listener: %v", err)
+	}
+	if err := lock.Close(); err != nil {
+		t.Error(err)
+	}
+	third, err := ListenAdmin(dir, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := third.Close(); err != nil {
 		t.Error(err)
 	}
 }
