@@ -17,13 +17,13 @@ import (
 // Takeover waits for another agent to release what this one needs. The kernel releases files only
 // after it has unmapped a dead agent's memory, which takes seconds for a large pool.
 type Takeover struct {
-	wait    time.Duration // in all
+	wait    time.Duration // for each
 	log     *zap.Logger
 	end     time.Time // of the wait, once it has begun
 	follows bool      // another agent had the directory
 }
 
-// New makes a Takeover that waits for at most wait in all.
+// New makes a Takeover that waits for each of them for at most wait.
 func New(wait time.Duration, log *zap.Logger) *Takeover { return &Takeover{wait: wait, log: log} }
 
 const poll = 20 * time.Millisecond
@@ -46,6 +46,7 @@ func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *socketd
 func (t *Takeover) Pool(
 	ctx context.Context, path string, open func(abandon bool) (*dram.Pool, error),
 ) (p *dram.Pool, abandoned string, err error) {
+	t.end = time.Time{} // the agent that had the directory until now may have left its movers
 	try := func() error {
 		p, err = open(false)
 		return err

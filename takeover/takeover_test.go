@@ -58,6 +58,37 @@ func TestWhoseFileIsAbandoned(t *testing.T) {
 	}
 }
 
+// The wait for the directory takes nothing from the wait for the file.
+func TestFileIsWaitedForAfterTheDirectory(t *testing.T) {
+	path, open := poolFile(t)
+	first, err := open(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, fd := first.Arena()
+	shared, err := syscall.Dup(fd) // as a mover has it
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	take, tries := New(time.Minute, zap.NewNop()), 0
+	take.end = time.Now() // the directory came late
+	p, why, err := take.Pool(t.Context(), path, func(abandon bool) (*dram.Pool, error) {
+		if tries++; tries == 3 {
+			_ = syscall.Close(shared)
+		}
+		return open(abandon)
+	})
+	if err != nil || why != "" {
+		t.Fatalf("abandoned: %q, %v", why, err)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // Of several agents that wait for a file whose agent has ended, one has the new file, and the
 // others do not remove that.
 func TestOneOfSeveralAbandonsAFile(t *testing.T) {
