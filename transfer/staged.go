@@ -182,7 +182,8 @@ func (l *staged) whole() bool {
 
 // Limits of staged loads.
 const (
-	MaxStages = 4096 // of one worker
+	MaxStages    = 4096    // of one worker
+	maxStageRows = 1 << 20 // stages of all groups of all shards, which take 24 bytes each
 	// maxStagedRanges bounds the ranges of all blocks of one staged load, each of which takes 4
 	// bytes of memory while it runs.
 	maxStagedRanges = 1 << 22
@@ -218,7 +219,11 @@ func MakeStages(shards []Held, stages []uint16) (*Stages, error) {
 			return nil, fmt.Errorf("stage %d is not below %d: %w", n, MaxStages, ErrInvalid)
 		}
 	}
+	rows := 0
 	for i := range shards {
+		if rows += s.count * len(shards[i].Layout.Groups); rows > maxStageRows {
+			return nil, fmt.Errorf("%d stages of %d shards: %w", s.count, len(shards), ErrInvalid)
+		}
 		groups := make([]stagedGroup, len(shards[i].Layout.Groups))
 		for g := range groups {
 			layout := &shards[i].Layout.Groups[g]

@@ -311,6 +311,14 @@ func TestStagesAreRefused(t *testing.T) {
 			t.Errorf("%s: %v, want ErrInvalid", what, err)
 		}
 	}
+	many, far := make([]Held, 300), make([]uint16, 300*len(stageOrder))
+	for i := range many {
+		many[i] = shards[0]
+	}
+	far[0] = MaxStages - 1
+	if _, err := MakeStages(many, far); !errors.Is(err, ErrInvalid) {
+		t.Errorf("stages of many shards: %v, want ErrInvalid", err)
+	}
 	s := newNode(t, 64).join(t, nil)
 	s.fill(0, 1)
 	j := s.staged(10, stageOrder, section(0, 1, 100))
