@@ -287,6 +287,36 @@ func TestAdoptionThatIsNotKept(t *testing.T) {
 	})
 }
 
+// TestResetOverADiskThatHangs checks that a reset does not wait for the disk for long: it takes effect
+// without tiers, is reported as not done, and is saved once the disk works again.
+func TestResetOverADiskThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := pooltest.NewShelf()
+		disk := &hangingFile{File: catalog.File(filepath.Join(t.TempDir(), "resets")), works: make(chan struct{})}
+		n := newNode(t, 200, 2, Options{file: disk}, sharing(store))
+		h := chain("a", 5)
+		n.save(h)
+		n.stored(0, 5)
+		for range 2 {
+			began := time.Now()
+			if _, err := n.ResetSpace(n.space); err == nil || time.Since(began) > 5*time.Second {
+				t.Errorf("%v after %v, want an error within 5 s", err, time.Since(began))
+			}
+			if got := n.load(h) + n.know(h); got != 0 {
+				t.Errorf("%d blocks are found after a reset", got)
+			}
+		}
+		close(disk.works)
+		time.Sleep(2 * n.o.EpochEvery)
+		synctest.Wait()
+		if kept, err := disk.Read(); err != nil || kept.Of(n.spec.Fingerprint).Epoch != 2 {
+			t.Errorf("epoch %d is kept, %v, want 2", kept.Of(n.spec.Fingerprint).Epoch, err)
+		}
+		n.save(h)
+		n.stored(0, 10)
+	})
+}
+
 // TestNoResetIsRefused checks that no reset is refused beyond the bound of the catalog: spaces that
 // are not open make room. When one returns, or a space that was never kept opens, it has a name of
 // no earlier epoch, and an open space keeps its name.

@@ -107,6 +107,17 @@ func (n *node) nothingLeft() {
 	}
 }
 
+// hangingFile is a file of a catalog on a disk that does not answer before works is closed.
+type hangingFile struct {
+	catalog.File
+	works chan struct{}
+}
+
+func (f *hangingFile) Write(k *catalog.Catalog) error {
+	<-f.works
+	return f.File.Write(k)
+}
+
 // moodyFile is a file of a catalog that may fail to be written.
 type moodyFile struct {
 	catalog.File

@@ -11,6 +11,7 @@ package names
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -89,6 +90,7 @@ type Names struct {
 	tiers []*tier
 
 	changeMu sync.Mutex
+	writing  chan struct{} // cap 1: a write to disk is in progress
 
 	mu struct {
 		sync.Mutex
@@ -103,7 +105,7 @@ type Names struct {
 
 // Open reads the catalog.
 func Open(o Options, tiers []Tier) (n *Names, err error) {
-	n = &Names{o: o}
+	n = &Names{o: o, writing: make(chan struct{}, 1)}
 	for _, t := range tiers {
 		n.tiers = append(n.tiers, &tier{
 			Tier: t, names: n, wake: make(chan struct{}, 1), states: make(map[pool.Fingerprint]markerState),
@@ -262,7 +264,7 @@ func (n *Names) save() error {
 	n.mu.dirty = false
 	n.mu.Unlock()
 	if n.o.File != nil {
-		if err := n.o.File.Write(now); err != nil {
+		if err := n.write(now); err != nil {
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			n.mu.dirty = true
@@ -278,6 +280,35 @@ func (n *Names) save() error {
 		n.o.Changed(fp)
 	}
 	return nil
+}
+
+// saveWithin is how long a change waits for the disk: its caller may hold a session, and all look-ups
+// of a socket.
+const saveWithin = 2 * time.Second
+
+var errSlow = fmt.Errorf("the disk did not take it within %v", saveWithin)
+
+// write writes the catalog to disk, one at a time. A write that takes longer than saveWithin goes
+// on, for nobody.
+func (n *Names) write(now *catalog.Catalog) error {
+	late := time.NewTimer(saveWithin)
+	defer late.Stop()
+	select {
+	case n.writing <- struct{}{}:
+	case <-late.C:
+		return errSlow
+	}
+	written := make(chan error, 1)
+	go func() {
+		defer func() { <-n.writing }()
+		written <- n.o.File.Write(now)
+	}()
+	select {
+	case err := <-written:
+		return err
+	case <-late.C:
+		return errSlow
+	}
 }
 
 // flush saves the catalog if it has changed.
