@@ -10,11 +10,15 @@ import (
 func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	classes := c.group(id).classes
 	c.keep = parent
+	c.slabs.barren = false // the file may have room again
 	head, ok := uint32(0), c.makeRoom(classes)
-	c.keep = none
 	if ok {
 		head, ok = c.takeAll(classes)
 	}
+	if !ok && c.slabs.barren && c.makeRoom(classes) {
+		head, ok = c.takeAll(classes)
+	}
+	c.keep = none
 	if !ok {
 		return none
 	}

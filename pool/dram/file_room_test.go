@@ -145,6 +145,30 @@ func TestNoRoomInFlight(t *testing.T) {
 	}
 }
 
+// TestFullFileSystemKeepsNothingOut checks that blocks make way for others where no slab more gets
+// memory for its headers, and that no lease does.
+func TestFullFileSystemKeepsNothingOut(t *testing.T) {
+	path := mounted(t, "tmpfs", "size=16m")
+	p := reopen(t, Options{Bytes: 8 << 20, SlabBytes: 64 << 10, Path: path})
+	defer closePool(t, p)
+	id := openSpec(t, p, keptSpec)
+	put(t, p, id, randomChain(nil, 1, 1000))
+	fillUp(t, filepath.Join(filepath.Dir(path), "rest"))
+	p.SetPressure(func(int64) bool { t.Error("leases are to be revoked"); return false })
+	for i := range 20 {
+		h := randomChain(nil, i+2, 100)
+		if stored := putWhatFits(p, id, h); stored != h.N {
+			t.Errorf("chain %d: %d of %d blocks are stored", i, stored, h.N)
+		}
+	}
+	if p.core.file.TimesFull() == 0 {
+		t.Error("nothing was refused: the test proves nothing")
+	}
+	if err := p.Check(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // fillUp allocates all that a file system has left.
 func fillUp(t *testing.T, path string) {
 	t.Helper()

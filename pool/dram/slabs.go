@@ -63,6 +63,7 @@ type slabs struct {
 	inUseBuf []bool
 	used     int64  // bytes of slots in use
 	moved    uint64 // slabs that went to another class
+	barren   bool   // the file had no room for the headers of an unused slab: they do not count
 
 	page     int64          // bytes of one of the arena
 	badPages map[int64]bool // retired, by their offset
@@ -184,7 +185,7 @@ func (s *slabs) assign(id int32) bool {
 	n := s.unused[len(s.unused)-1]
 	b := &s.slab[n]
 	if b.headers < c.perSlab {
-		if !s.file.ProvideHeaders(s.slot(n, 0), c.perSlab) {
+		if s.barren = !s.file.ProvideHeaders(s.slot(n, 0), c.perSlab); s.barren {
 			return false
 		}
 		b.headers = c.perSlab
@@ -206,7 +207,7 @@ func (s *slabs) withdraw(n int32) {
 	if b.bad {
 		c.retired -= int(c.perSlab)
 	} else {
-		s.unused = append(s.unused, n)
+		s.unused, s.barren = append(s.unused, n), false
 	}
 	s.file.Withdraw(n)
 	c.slabs--
@@ -252,6 +253,9 @@ func (s *slabs) full(n int32) bool {
 // noClass if free slots and free slabs are enough.
 func (s *slabs) lacking(classes []int32) int32 {
 	unused := len(s.unused)
+	if s.barren {
+		unused = 0
+	}
 	for i := len(classes) - 1; i >= 0; i-- {
 		id, n := classes[i], 0
 		if slices.Contains(classes[i+1:], id) {
