@@ -44,8 +44,9 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	if join.HTTP.Admin, err = take.Admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}
-	lock := join.HTTP.Admin.TakeLock()
-	defer func() { _ = lock.Close() }()            // the next agent finds the pool's and the tiers' files free
+	lock := join.HTTP.Admin.Lock
+	defer func() { _ = lock.Close() }() // the next agent finds the pool's and the tiers' files free
+	join.HTTP.Admin.Lock = nil
 	defer func() { _ = join.HTTP.Admin.Close() }() // the agent has closed it if it ran
 	var pages sync.WaitGroup
 	defer pages.Wait() // after the pool is closed

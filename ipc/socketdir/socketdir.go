@@ -174,7 +174,7 @@ type Listener struct {
 	*net.UnixListener
 	path  string
 	bound fs.FileInfo // of the socket's file
-	lock  *os.File    // of the directory; nil: the listener does not hold it
+	Lock  *os.File    // of the directory, closed by Close; nil: not the listener's, or no more
 }
 
 // ListenAdmin takes a socket directory, which only one agent at a time can have, by a lock that
@@ -189,7 +189,7 @@ func ListenAdmin(dir string, group int) (*Listener, error) {
 		lock.Close()
 		return nil, fmt.Errorf("socket-dir: %w", err)
 	}
-	l.lock = lock
+	l.Lock = lock
 	return l, nil
 }
 
@@ -252,12 +252,6 @@ func Listen(path string, group int) (*Listener, error) {
 	return out, nil
 }
 
-// TakeLock returns the lock of the directory, which Close then leaves to the caller.
-func (l *Listener) TakeLock() (lock *os.File) {
-	lock, l.lock = l.lock, nil
-	return lock
-}
-
 // Reachable reports whether the socket's file still exists and is the one that was bound.
 func (l *Listener) Reachable() bool {
 	now, err := os.Lstat(l.path)
@@ -274,8 +268,8 @@ func (l *Listener) Close() error {
 	if l.Reachable() {
 		os.Remove(l.path)
 	}
-	if l.lock != nil {
-		l.lock.Close()
+	if l.Lock != nil {
+		l.Lock.Close()
 	}
 	return nil
 }

@@ -142,7 +142,8 @@ func TestDirectoryLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lock := second.TakeLock()
+	lock := second.Lock
+	second.Lock = nil
 	if err := second.Close(); err != nil {
 		t.Error(err)
 	}
