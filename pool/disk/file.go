@@ -37,7 +37,7 @@ func (f faults) meet(o op, path string, off int64, p []byte) (int, error) {
 
 // file is a segment's file. Reads and writes have aligned memory, offsets and lengths.
 type file struct {
-	fd       int
+	fd       int // -1: it could not be opened
 	path     string
 	readOnly bool
 	faults   faults
@@ -157,7 +157,12 @@ func (f *file) size() (size, taken int64, err error) {
 	return st.Size, st.Blocks * 512, nil
 }
 
-func (f *file) close() error { return unix.Close(f.fd) }
+func (f *file) close() error {
+	if f.fd < 0 {
+		return nil
+	}
+	return unix.Close(f.fd)
+}
 
 // hugeBytes is the size of a huge page. A device takes a limited number of physically contiguous
 // ranges per request, so one call is many requests from small pages and few from huge ones.

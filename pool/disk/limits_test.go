@@ -154,6 +154,27 @@ func TestManyAtOnce(t *testing.T) {
 	workers.Wait()
 }
 
+// TestSpaceLimitBesideForeignFiles checks that segments that cannot be opened, such as another user's,
+// take their part of the room, and make way for what is written.
+func TestSpaceLimitBesideForeignFiles(t *testing.T) {
+	var fs broken
+	o := small(t)
+	o.faults = fs.meet
+	s := open(t, o)
+	wantPut(t, s, 0, 3000, size)
+	closeNow(t, s)
+	before := takenBytes(t, o.Dirs[0].Path)
+	fs.set(failing(unix.EACCES, opOpen))
+	s = open(t, o)
+	fs.set(nil)
+	wantGet(t, s, 2999, size, pool.Missing, "not opened")
+	wantPut(t, s, 3000, 6000, size)
+	if now := takenBytes(t, o.Dirs[0].Path); now > o.Dirs[0].Bytes || before < o.Dirs[0].Bytes/2 {
+		t.Errorf("%d bytes, %d before, allowed are %d", now, before, o.Dirs[0].Bytes)
+	}
+	wantGet(t, s, 5999, size, pool.OK, "put")
+}
+
 func TestAfterClose(t *testing.T) {
 	s := open(t, small(t))
 	closeNow(t, s)

@@ -55,7 +55,8 @@ func (d *dir) recover() error {
 	return nil
 }
 
-// openSegments opens the files of the log, oldest first.
+// openSegments opens the files of the log, oldest first. One that cannot be opened takes room until it
+// is evicted: only its blocks are missing.
 func (d *dir) openSegments() (segments []*segment, err error) {
 	files, err := os.ReadDir(d.path)
 	if err != nil {
@@ -72,10 +73,11 @@ func (d *dir) openSegments() (segments []*segment, err error) {
 				formatVersion, errFormat,
 			)
 		}
-		segments = append(segments, &segment{file: &file{path: filepath.Join(d.path, f.Name())}, id: id, nonce: nonce})
+		segments = append(segments, &segment{
+			file: &file{fd: -1, path: filepath.Join(d.path, f.Name()), faults: d.s.o.faults}, id: id, nonce: nonce,
+		})
 	}
 	slices.SortFunc(segments, func(a, b *segment) int { return cmp.Compare(a.id, b.id) })
-	kept := segments[:0]
 	for _, g := range segments {
 		d.lastID = max(d.lastID, g.id)
 		f, err := openFile(g.path, unix.O_RDWR, d.s.o.faults)
@@ -84,15 +86,14 @@ func (d *dir) openSegments() (segments []*segment, err error) {
 				f.readOnly = true
 			}
 		}
-		if err != nil {
-			d.s.add(readErrors, 1)
-			continue // only its blocks are missing
+		if err == nil {
+			g.file = f
+		} else if info, err := os.Lstat(g.path); err == nil {
+			g.taken = info.Size() // about
 		}
-		g.file = f
 		g.refs.Store(1)
-		kept = append(kept, g)
 	}
-	return kept, nil
+	return segments, nil
 }
 
 // apply adds a segment's records to the index; later records of the log replace earlier ones.
@@ -100,7 +101,9 @@ func (d *dir) apply(g *segment, c *contents, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.s.handles.add(g)
-	_, g.taken, _ = g.size() // 0 if that fails too
+	if _, taken, err := g.size(); err == nil {
+		g.taken = taken
+	}
 	d.segments = append(d.segments, g)
 	d.taken += g.taken
 	d.s.add(damaged, c.damaged)
