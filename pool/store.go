@@ -21,8 +21,8 @@ type Usage struct {
 // implementation MUST:
 //
 // - accept batches from several goroutines at once;
-// - get Missing only where it knows that the key is not stored: its other shards are deleted then. A
-// key of which it cannot tell is Busy;
+// - get Missing only where it knows that the key is not stored, since the caller then deletes the
+// block's other shards; what it cannot tell of is Busy;
 // - never return a partial shard, and return the bytes that were put under a key, or a status other
 // than OK; what others change in a shared store is found by the caller, whose values have a header
 // with their sum (tier/transit);

@@ -53,8 +53,8 @@ const (
 )
 
 // Get reads items. It compares each with its key, length and checksum; on a mismatch the block is
-// Corrupt, counted, and dropped. A block that moves meanwhile is Missing; one whose directory cannot
-// be read is Busy.
+// Corrupt, counted, and dropped. A block that moves meanwhile is Missing; one whose directory
+// cannot be read is Busy.
 func (s *Store) Get(ctx context.Context, items []pool.Item) (err error) {
 	if err := s.enter(ctx); err != nil {
 		return err

@@ -154,8 +154,8 @@ func TestManyAtOnce(t *testing.T) {
 	workers.Wait()
 }
 
-// TestSpaceLimitBesideForeignFiles checks that segments that cannot be opened, such as another user's,
-// take their part of the room, and make way for what is written.
+// TestSpaceLimitBesideForeignFiles checks that segments that cannot be opened, such as another
+// user's, take their part of the room, and make way for what is written.
 func TestSpaceLimitBesideForeignFiles(t *testing.T) {
 	var fs broken
 	o := small(t)

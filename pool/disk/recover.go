@@ -55,8 +55,8 @@ func (d *dir) recover() error {
 	return nil
 }
 
-// openSegments opens the files of the log, oldest first. One that cannot be opened takes room until it
-// is evicted: only its blocks are missing.
+// openSegments opens the files of the log, oldest first. One that cannot be opened takes room until
+// it is evicted: only its blocks are missing.
 func (d *dir) openSegments() (segments []*segment, err error) {
 	files, err := os.ReadDir(d.path)
 	if err != nil {

@@ -352,8 +352,8 @@ func TestServerEvicts(t *testing.T) {
 	pooltest.Want(t, s, pool.OK, gone[0])
 }
 
-// TestRefusedIsNotMissing expects a key that the server does not return, though it has it, not to be
-// taken for one that is gone: the caller would delete the block's other shards.
+// TestRefusedIsNotMissing expects a key that the server does not return, though it has it, not to
+// be taken for one that is gone: the caller would delete the block's other shards.
 func TestRefusedIsNotMissing(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}})

@@ -81,8 +81,8 @@ func (s *Store) putBatch(ctx context.Context, items []*pool.Item) error {
 	return err
 }
 
-// Get implements pool.Store. Missing is a key that does not exist, Corrupt a value of another length
-// or type, Busy one that the server refused or has not answered.
+// Get implements pool.Store. Missing is a key that does not exist, Corrupt a value of another
+// length or type, Busy one that the server refused or has not answered.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return s.batches(ctx, items, s.getBatch)
 }

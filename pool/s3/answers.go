@@ -72,8 +72,8 @@ func (a *answer) Read(p []byte) (n int, err error) {
 // errLength is the error for an object of another length than asked for.
 var errLength = errors.New("s3: another length")
 
-// Get implements pool.Store. Missing is an object that does not exist, Corrupt one of another length,
-// Busy one that the service did not return.
+// Get implements pool.Store. Missing is an object that does not exist, Corrupt one of another
+// length, Busy one that the service did not return.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	return s.each(ctx, len(items), func(i int) error {
 		it := &items[i]

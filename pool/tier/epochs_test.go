@@ -287,8 +287,8 @@ func TestAdoptionThatIsNotKept(t *testing.T) {
 	})
 }
 
-// TestResetOverADiskThatHangs checks that a reset does not wait for the disk for long: it takes effect
-// without tiers, is reported as not done, and is saved once the disk works again.
+// TestResetOverADiskThatHangs checks that a reset does not wait for the disk for long: it takes
+// effect without tiers, is reported as not done, and is saved once the disk works again.
 func TestResetOverADiskThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()

@@ -282,8 +282,8 @@ func (n *Names) save() error {
 	return nil
 }
 
-// saveWithin is how long a change waits for the disk: its caller may hold a session, and all look-ups
-// of a socket.
+// saveWithin is how long a change waits for the disk: its caller may hold a session, and all
+// look-ups of a socket.
 const saveWithin = 2 * time.Second
 
 var errSlow = fmt.Errorf("the disk did not take it within %v", saveWithin)

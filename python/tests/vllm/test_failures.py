@@ -420,8 +420,14 @@ def test_no_step_is_signalled_while_the_engine_sleeps(
     world.add("cold", PROMPT, 10)
     world.run()
     worker = world.workers[0]
-    end = worker._worker._clock.end
-    monkeypatch.setattr(worker._worker._clock, "end", lambda step: (ended.append(step), end(step)))
+    clock = worker._worker._clock
+    signal = clock.end
+
+    def end(step: int) -> None:
+        ended.append(step)
+        signal(step)
+
+    monkeypatch.setattr(clock, "end", end)
     worker.unregister_kv_caches()
     for _ in range(3):
         world.step()

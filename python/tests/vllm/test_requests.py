@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import kvagent.vllm
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
+import kvagent.vllm
 from kvagent.vllm.scheduler.saves import final_tokens
 from tests.vllm.gpu import Part
 from tests.vllm.setting import BLOCK
