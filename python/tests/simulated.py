@@ -142,6 +142,7 @@ class SimulatedEngine:
         self.sync = self.make_memory(len(groups) * blocks * BLOCK_BYTES, peer=peer)
         self.tables: dict[str, list[Block]] = {}
         self._next = 1
+        self._admitted: dict[str, int] = {}  # since the last step, without a load
         directory = str(agent.folder)
         self._directory = directory
         settings = Options(**(OPTIONS | {"pin_percent": 50.0} | options))
@@ -212,6 +213,8 @@ class SimulatedEngine:
             self.tables[request.request_id] = self.pool.blocks[self._next : self._next + need]
             self._next += need
         request.num_computed_tokens = external
+        if not external:
+            self._admitted[request.request_id] = 0
         self.scheduler.allocated(request, self.get_blocks(request.request_id), external)
         return self.tables[request.request_id]
 
@@ -245,8 +248,11 @@ class SimulatedEngine:
         )
 
     def step(self, *computed: tuple[Any, int], preempted: Sequence[str] = ()) -> Step:
-        """Run a step that computes that many tokens of those requests."""
-        scheduled = {request.request_id: tokens for request, tokens in computed}
+        """Run a step that computes that many tokens of those requests, and none of others that were
+        admitted for it.
+        """
+        scheduled = self._admitted | {request.request_id: tokens for request, tokens in computed}
+        self._admitted = {}
         total = len(scheduled) if set(scheduled.values()) == {1} else 0
         output = SimpleNamespace(
             num_scheduled_tokens=scheduled, preempted_req_ids=set(preempted),

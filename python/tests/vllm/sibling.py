@@ -14,6 +14,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from tests.vllm.setting import BLOCK
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -109,3 +111,17 @@ class Loader(Sibling):
         for name in over:
             type(self).write(name, self._blocks.pop(name))
         return None, over or None
+
+
+class Failing(Loader):
+    """It loads the first tokens of each prompt in the step that admits the request, and fails."""
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)[0], False
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed, self._blocks = self._blocks, {}
+        return {block for blocks in failed.values() for block in blocks[: self.TOKENS // BLOCK]}

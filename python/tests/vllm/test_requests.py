@@ -111,25 +111,27 @@ def test_what_a_resumed_request_loads_is_not_saved_again(worlds: Any, agent: Age
     clean(world, agent)
 
 
-@pytest.mark.parametrize("saves", ["eager", "lazy"])
+def beside(agent: AgentProcess, other: str, **options: Any) -> dict[str, Any]:
+    """Return a configuration of MultiConnector with the connector and another one of siblings."""
+    kvagent.vllm.register()
+    extra = {"socket_dir": str(agent.folder), "start_wait_ms": 20_000, "pin_percent": 40} | options
+    own = {"kv_connector": "KVAgentConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    sibling = {"kv_connector": other, "kv_role": "kv_both", "kv_connector_module_path": "tests.vllm.sibling"}
+    return {
+        "kv_connector": "MultiConnector", "kv_connector_module_path": None,
+        "kv_connector_extra_config": {"connectors": [own, sibling]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("offload", ["eager", "lazy"])
 @pytest.mark.parametrize("v2", [False, True])
 def test_what_another_connector_loads_is_saved_once_it_is_there(
-    worlds: Any, agent: AgentProcess, v2: bool, saves: str
+    worlds: Any, agent: AgentProcess, v2: bool, offload: str
 ) -> None:
     """vLLM counts its tokens as computed as soon as the load begins, while the blocks still hold
     what an earlier request left there.
     """
-    kvagent.vllm.register()
-    options = {"socket_dir": str(agent.folder), "start_wait_ms": 20_000, "pin_percent": 40}
-    children: list[dict[str, Any]] = [
-        {"kv_connector": "KVAgentConnector", "kv_connector_extra_config": options | {"offload": saves}},
-        {"kv_connector": "Loader", "kv_connector_module_path": "tests.vllm.sibling"},
-    ]
-    multi = {
-        "kv_connector": "MultiConnector", "kv_connector_module_path": None,
-        "kv_connector_extra_config": {"connectors": [{"kv_role": "kv_both"} | child for child in children]},
-    }  # fmt: skip
-    world, plain = worlds(v2=v2, transfer=multi, blocks=16), worlds(v2=v2)
+    world, plain = worlds(v2=v2, transfer=beside(agent, "Loader", offload=offload), blocks=16), worlds(v2=v2)
     Loader.write = lambda name, blocks: world.gpu.run(
         Part(name, 0, Loader.TOKENS, 0, (blocks,), samples=False, fresh=True)
     )
@@ -143,6 +145,25 @@ def test_what_another_connector_loads_is_saved_once_it_is_there(
     plain.run()
     assert plain.side.counts.tokens_loaded >= 2 * Loader.TOKENS
     clean(plain, agent, world)
+
+
+@pytest.mark.parametrize("offload", ["eager", "lazy"])
+@pytest.mark.parametrize("v2", [False, True])
+def test_what_another_connector_fails_to_load_is_not_saved(
+    worlds: Any, agent: AgentProcess, v2: bool, offload: str
+) -> None:
+    world, plain = worlds(v2=v2, transfer=beside(agent, "Failing", offload=offload), blocks=16), worlds(v2=v2)
+    world.gpu.taints = True
+    prompts = {name: [ord(name) + i % 50 for i in range(100)] for name in "abcd"}
+    for name, prompt in prompts.items():
+        world.add(name, prompt, 20)
+        world.run()
+        assert world.outputs[name] == world.sequences[name].tokens[100:120]
+    for name, prompt in prompts.items():
+        plain.add(name, prompt, 4)
+    plain.run()
+    assert plain.side.counts.tokens_loaded >= 2 * Loader.TOKENS
+    clean(plain, agent)
 
 
 @pytest.mark.parametrize("v2", [False, True])

@@ -71,7 +71,7 @@ class SchedulerSide:
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
         self._held: list[Any] = []  # blocks of these: the next step may not reuse them, as vLLM zeroes them first
-        self._admitted: list[Tracked] = []  # since the last step, without a load of the agent's
+        self._admitted: dict[Tracked, bool] = {}  # for the next step, without a load; whether for the first time
         self._steps = 0
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
         self._moved_at = -1  # the step after which the generation last changed
@@ -117,9 +117,9 @@ class SchedulerSide:
             return
         self.loads.forget(tracked)
         if self._may_save:
+            self._admitted[tracked] = tracked.phase == Phase.NONE
             self._stale.admit(tracked, blocks.blocks if blocks is not None else ())
             self.saves.admit(tracked)
-            self._admitted.append(tracked)
 
     def plan(self, output: Any) -> StepPlan:
         """Return the plan of the step that ``output`` describes."""
@@ -138,8 +138,11 @@ class SchedulerSide:
             if tracked is not None and request not in scheduled and (tracked.waits or not tracked.load):
                 self.waiting_loads.lost(tracked)
                 self._lost_blocks(tracked)
-        for tracked in self._admitted:
-            if tracked.request.request_id not in scheduled:  # another connector loads its blocks, as if computed
+        for tracked, first in self._admitted.items():
+            request = tracked.request
+            if request.request_id not in scheduled or (first and request.num_computed_tokens > tracked.own):
+                # Another connector loads blocks that count as computed. Once it has, the request is admitted again.
+                # If the step waits for that, which may fail, the request is saved at its end.
                 tracked.phase = Phase.LOADED
                 self.saves.schedule.remove(tracked)
         self._admitted.clear()
