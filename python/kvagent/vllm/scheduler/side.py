@@ -141,8 +141,8 @@ class SchedulerSide:
         for tracked, first in self._admitted.items():
             request = tracked.request
             if request.request_id not in scheduled or (first and request.num_computed_tokens > tracked.own):
-                # Another connector loads blocks that count as computed. Once it has, the request is admitted again.
-                # If the step waits for that, which may fail, the request is saved at its end.
+                # Another connector loads blocks that count as computed. When it has, the request is
+                # admitted again; if the step waits for it, which may fail, it is saved at its end.
                 tracked.phase = Phase.LOADED
                 self.saves.schedule.remove(tracked)
         self._admitted.clear()
