@@ -61,7 +61,7 @@ def test_what_only_the_disk_has_is_of_the_disk(worlds: Any) -> None:
             second = AgentProcess(folder, *options)
             assert second.status()["blocks_stored"] == 0
             warm = worlds(extra={"socket_dir": str(folder)})
-            warm.side.agent.lookups.probe = lambda *_: None  # with which the disk may be read before the look-up
+            warm.side.loads.probe = lambda _: None  # with it the disk may be read before the look-up
             found = hits(warm)
             lookups = second.status()["lookups"]
             warm.close()
