@@ -193,6 +193,20 @@ def test_a_request_offers_each_of_its_blocks_once(engines: Callable[..., Simulat
     assert engine.scheduler.counts.saves_existed == 4
 
 
+def test_each_turn_of_a_session_is_saved(engines: Callable[..., SimulatedEngine]) -> None:
+    """vLLM admits a further turn with what it has computed, without asking what is stored."""
+    engine = engines()
+    request = engine.request("a", "p", 4)
+    engine.matched(request)
+    engine.admit(request)
+    engine.fill(request, 1)
+    assert [job.blocks for job in engine.step((request, request.num_tokens)).plan.saves] == [4]
+    engine.quiet()
+    engine.scheduler.allocated(request, engine.get_blocks("a"), 0)
+    assert [job.blocks for job in engine.step((request, 1)).plan.saves] == [4]
+    engine.quiet()
+
+
 def test_what_the_engine_had_itself_is_offered_at_the_end(
     engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:

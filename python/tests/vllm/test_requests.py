@@ -154,13 +154,17 @@ def test_what_another_connector_fails_to_load_is_not_saved(
 ) -> None:
     world, plain = worlds(v2=v2, transfer=beside(agent, "Failing", offload=offload), blocks=16), worlds(v2=v2)
     world.gpu.taints = True
-    prompts = {name: [ord(name) + i % 50 for i in range(100)] for name in "abcd"}
+    prompts = {name: [ord(name) + i % 50 for i in range(80)] for name in "abcd"}
     for name, prompt in prompts.items():
-        world.add(name, prompt, 20)
+        for end in (1, 2):  # which begin alike: the second one finds the first one's blocks
+            world.add(f"{name}{end}", [*prompt, *[end] * 20], 20)
         world.run()
-        assert world.outputs[name] == world.sequences[name].tokens[100:120]
+        for end in (1, 2):
+            assert world.outputs[f"{name}{end}"] == world.sequences[f"{name}{end}"].tokens[100:120]
     for name, prompt in prompts.items():
-        plain.add(name, prompt, 4)
+        for end in (1, 2):
+            plain.add(f"{name}{end}", [*prompt, *[end] * 20], 4)
+            plain.run()
     plain.run()
     assert plain.side.counts.tokens_loaded >= 2 * Loader.TOKENS
     clean(plain, agent)

@@ -145,6 +145,8 @@ class Tracked:
     asking: Asking = field(default_factory=Asking)
     own: int = 0
     """Tokens that the engine had itself at the last look-up."""
+    looked_up: bool = False
+    """Whether that was after its last admission."""
     phase: Phase = Phase.NONE
     load: int = 0
     """The job that loads its blocks, else 0. Until the outcome is known, the request waits in vLLM,

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 KEYED = ("lora_request", "mm_features")
 """The attributes of a vLLM request on which its blocks depend by more than vLLM's hashes say."""
 
+DOUBT_STEPS = 16  # more than are in flight at once
+
 
 class SchedulerSide:
     """The scheduler's side. ``manager``: vLLM's KV cache manager, with its block pool."""
@@ -71,7 +73,8 @@ class SchedulerSide:
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
         self._held: list[Any] = []  # blocks of these: the next step may not reuse them, as vLLM zeroes them first
-        self._admitted: dict[Tracked, bool] = {}  # for the next step, without a load; whether for the first time
+        self._admitted: dict[Tracked, bool] = {}  # for the next step, without a load; whether it was looked up
+        self._doubted = 0  # the last step whose blocks may come from another connector's load that fails
         self._steps = 0
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
         self._moved_at = -1  # the step after which the generation last changed
@@ -92,7 +95,7 @@ class SchedulerSide:
         """Return how many tokens beyond ``own`` will be loaded; None if not known yet."""
         self._settle_reset()
         tracked = self._track(request)
-        tracked.own = own
+        tracked.own, tracked.looked_up = own, True
         tokens = self.loads.promise(tracked, own, time.monotonic())
         promised = tracked.asking.promised
         ready = bool(tokens) and promised is not None and promised.ready
@@ -105,7 +108,9 @@ class SchedulerSide:
         """Handle a request's admission, with ``external`` tokens to load or none."""
         self._settle_reset()
         tracked = self._track(request)
-        if tracked.phase == Phase.RUNNING:  # reset_prefix_cache took its blocks between two steps
+        anew, tracked.looked_up = tracked.looked_up, False
+        # Either reset_prefix_cache took its blocks between two steps, or a load brought none.
+        if tracked.phase == Phase.RUNNING or (anew and tracked.phase != Phase.NONE):
             self._lost_blocks(tracked)
         self.waiting_loads.lost(tracked)
         if external > 0:
@@ -117,7 +122,7 @@ class SchedulerSide:
             return
         self.loads.forget(tracked)
         if self._may_save:
-            self._admitted[tracked] = tracked.phase == Phase.NONE
+            self._admitted[tracked] = anew
             self._stale.admit(tracked, blocks.blocks if blocks is not None else ())
             self.saves.admit(tracked)
 
@@ -138,11 +143,15 @@ class SchedulerSide:
             if tracked is not None and request not in scheduled and (tracked.waits or not tracked.load):
                 self.waiting_loads.lost(tracked)
                 self._lost_blocks(tracked)
-        for tracked, first in self._admitted.items():
+        for tracked, anew in self._admitted.items():
+            # Another connector may load blocks, which count as computed. Once they are there, the
+            # request is admitted again. A step that waits for that may fail: what it computes is
+            # saved at the end of its requests, and so is what uses their blocks before the outcome
+            # is known.
             request = tracked.request
-            if request.request_id not in scheduled or (first and request.num_computed_tokens > tracked.own):
-                # Another connector loads blocks that count as computed. When it has, the request is
-                # admitted again; if the step waits for it, which may fail, it is saved at its end.
+            if anew and request.num_computed_tokens > tracked.own:
+                self._doubted = self._steps + DOUBT_STEPS
+            if request.request_id not in scheduled or (request.num_computed_tokens and self._steps <= self._doubted):
                 tracked.phase = Phase.LOADED
                 self.saves.schedule.remove(tracked)
         self._admitted.clear()
