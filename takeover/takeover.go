@@ -17,13 +17,13 @@ import (
 // Takeover waits for another agent to release what this one needs. The kernel releases files only
 // after it has unmapped a dead agent's memory, which takes seconds for a large pool.
 type Takeover struct {
-	wait    time.Duration // for each
+	wait    time.Duration // for the directory, and for the file
 	log     *zap.Logger
 	end     time.Time // of the wait, once it has begun
 	follows bool      // another agent had the directory
 }
 
-// New makes a Takeover that waits for each of them for at most wait.
+// New makes a Takeover that waits at most wait for the directory, and as long for the pool's file.
 func New(wait time.Duration, log *zap.Logger) *Takeover { return &Takeover{wait: wait, log: log} }
 
 const poll = 20 * time.Millisecond

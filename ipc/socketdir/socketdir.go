@@ -174,7 +174,7 @@ type Listener struct {
 	*net.UnixListener
 	path  string
 	bound fs.FileInfo // of the socket's file
-	Lock  *os.File    // of the directory, closed by Close; nil: not the listener's, or no more
+	Lock  *os.File    // of the directory, closed by Close; nil if the listener does not hold it
 }
 
 // ListenAdmin takes a socket directory, which only one agent at a time can have, by a lock that

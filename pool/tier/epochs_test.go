@@ -293,7 +293,7 @@ func TestResetOverADiskThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
 		disk := &hangingFile{File: catalog.File(filepath.Join(t.TempDir(), "resets")), works: make(chan struct{})}
-		n := newNode(t, 200, 2, Options{file: disk}, sharing(store))
+		n := newNode(t, 200, 2, Options{file: disk, EpochEvery: time.Minute}, sharing(store))
 		h := chain("a", 5)
 		n.save(h)
 		n.stored(0, 5)

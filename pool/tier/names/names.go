@@ -75,9 +75,9 @@ type Options struct {
 // It has two locks, taken in this order, and the caller's lock of open spaces may be held between
 // the two: Opened, Use and Closed take mu alone.
 //
-//	changeMu  held by one change of the catalog, from the change to the end of its write to disk.
-//	          So the file never goes back to an earlier state, and a reset is in the file when
-//	          Reset returns. Holds no data; look-ups never wait for it.
+//	changeMu  held by one change of the catalog, from the change to the end of its write to disk,
+//	          for saveWithin at most. A reset is in the file when Reset returns without an error.
+//	          Holds no data; look-ups never wait for it.
 //	mu        guards the catalog and all that is derived from it. Held for a moment: never during
 //	          a call of a disk, a store, or a function of Options or Tier.
 //
@@ -90,7 +90,7 @@ type Names struct {
 	tiers []*tier
 
 	changeMu sync.Mutex
-	writing  chan struct{} // cap 1: a write to disk is in progress
+	writing  chan struct{} // cap 1: a write to disk is in progress; one at a time, so the file never goes back
 
 	mu struct {
 		sync.Mutex
@@ -282,14 +282,14 @@ func (n *Names) save() error {
 	return nil
 }
 
-// saveWithin is how long a change waits for the disk: its caller may hold a session, and all
+// saveWithin is how long each change waits for the disk: its caller may hold a session, and all
 // look-ups of a socket.
 const saveWithin = 2 * time.Second
 
 var errSlow = fmt.Errorf("the disk did not take it within %v", saveWithin)
 
-// write writes the catalog to disk, one at a time. A write that takes longer than saveWithin goes
-// on, for nobody.
+// write writes the catalog to disk. A write that takes longer than saveWithin continues, also after
+// the names' end, and its result is ignored.
 func (n *Names) write(now *catalog.Catalog) error {
 	late := time.NewTimer(saveWithin)
 	defer late.Stop()
