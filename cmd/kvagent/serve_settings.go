@@ -49,8 +49,8 @@ type serveSettings struct {
 
 // Times and limits of serve that no user sets. Tests replace them.
 var (
-	// takeoverWait is the longest wait for an ending agent to release the directory, and then for its
-	// movers to release the pool's file.
+	// takeoverWait is the longest wait for an ending agent to release the directory, and then for
+	// its movers to release the pool's file.
 	takeoverWait = 10 * time.Second
 	gpuLimits    = mover.DefaultLimits
 	agentLimits  = agent.DefaultLimits
